@@ -92,5 +92,5 @@ def test_statistics_move_only_when_they_are_written(models):
 
 
 def test_a_quantizer_that_the_call_does_not_have_is_an_error(models):
-    with pytest.raises(ValueError, match=r"only=\['fc9'\] are no quantizers of this call. It has: input, "):
+    with pytest.raises(ValueError, match=r"names of this call's quantizers in `only`, got \['fc9'\]. It has: input, "):
         models[1].trace(X).evaluate(only={"fc9", "input"})

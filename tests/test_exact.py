@@ -163,5 +163,5 @@ def test_a_batch_that_the_model_treats_otherwise_is_refused():
     ):
         forward = qjax.exact(qmodel, x)
     assert forward(qmodel, x[:3]).shape == (3, 4)
-    with pytest.raises(ValueError, match=r"the model returns shape \(4,\) on this batch, and its graph \(1, 4\)"):
+    with pytest.raises(ValueError, match=r"the model returns shape \(4,\) on this batch, but its graph \(1, 4\)"):
         forward(qmodel, x[:1])

@@ -73,7 +73,7 @@ def test_the_greatest_divisor_that_is_at_least_half(size: int, elements: int, ex
     assert dividing_group(size, elements) == expected
 
 
-@pytest.mark.filterwarnings("ignore:quantize. only products of matrices")
+@pytest.mark.filterwarnings("ignore:quantize. only matrix products")
 def test_each_weight_has_the_groups_that_it_can_have_and_converts() -> None:
     model = Parts()
     qmodel = qjax.quantize(model, Recipe(weights=FOUR, weight_observer="minmax"), TOKENS)
@@ -213,7 +213,7 @@ def test_a_setting_that_no_tensor_uses(overrides: Any, kwargs: Any, message: str
 
 
 def test_overrides_without_an_effect() -> None:
-    assert "override 'input' states weights, but all that it matches are activations: 'input'" in refused(
+    assert "override 'input' sets weights, but it matches only activations: 'input'" in refused(
         Recipe(overrides={"input": QSpec(bits=4)})
     )
     of_kernel = Override(activations=QSpec(bits=4))
@@ -223,9 +223,7 @@ def test_overrides_without_an_effect() -> None:
         Recipe(overrides=inside)
     )
     order: Any = {"last": QSpec(bits=6), ".*": QSpec(bits=4)}
-    assert "The later override '.*' replaces override 'last', so put the latter behind it" in said(
-        Recipe(overrides=order)
-    )
+    assert "The later override '.*' replaces override 'last', so list 'last' after it" in said(Recipe(overrides=order))
 
 
 # ---------------------------------------------------------------------------- parts that stay float

@@ -1,4 +1,4 @@
-"""Calibration: one pass over data that gives every quantizer its first parameters."""
+"""Calibration: one pass over data that gives every quantizer its first scale and zero point."""
 
 import dataclasses
 import functools
@@ -57,16 +57,16 @@ def calibrate(
     observer: Any = None,
     progress: bool | None = None,
 ) -> None:
-    """Find scales and zero points from data: one pass in constant memory. Post-training quantization ends here.
+    """Find scales and zero points from data, in one pass and constant memory; post-training quantization needs no more.
 
-    The model runs on reals, in evaluation mode; its own state does not move.
+    The model runs in float and in evaluation mode, and its own state does not change.
 
     Args:
-      qmodel: the quantized model; its scales and zero points are set.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
-      observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      qmodel: the quantized model, whose scales and zero points are set in place.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
+      observer: replaces the recipe's observer for all activations: a name of `calibration.names()` or an `Observer`.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
     """
     blind = measure_ranges(qmodel, batches, inputs, observer=observer, progress=progress)
     if blind:
@@ -81,7 +81,7 @@ def measure_ranges(
     observer: Any = None,
     progress: bool | None = None,
 ) -> tuple[Blind, ...]:
-    """`calibrate`; returns the quantizers that saw a single number, which the model's plan knows from now on."""
+    """Calibrate, and return the quantizers that saw only a single number, which the model's plan records as well."""
     check_quantized(qmodel, "calibrate")
     plan = qmodel.plan
     kinds = {name: detail[0] for name, detail in plan.details}
@@ -111,7 +111,7 @@ def measure_ranges(
                 ranges[name] = widened(own, name, np.asarray(bounds))
     if ranges != {own.name: own for own in plan.integers}:
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
-        # A table over integers is a weight: with the new ranges it has all of its rows.
+        # A table over integers is a weight, and it has all of its rows only under the new ranges.
         weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
     parameters = jax.tree.leaves(state)
     seen = jax.tree.map(np.asarray, seen)
@@ -123,11 +123,11 @@ def measure_ranges(
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
-                # a parameter itself: a copy of all of them would take as much memory as the model
+                # Read a plain parameter directly, because copying all of them would take as much memory as the model.
                 direct = known.direct.get(name)
                 w = next(iter(weights.pop(name).values())) if direct is None else parameters[direct]
                 _check_shape(q, shapes[name], tuple(w.shape))
-                qparams, powers = _searched(name, q, w, observers[name])
+                qparams, powers = _search_weight(name, q, w, observers[name])
             else:
                 qparams = _of_activation(name, q, observers[name], seen, known)
                 powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
@@ -155,30 +155,31 @@ def measure_ranges(
 
 
 def _are_probabilities(place: Place, ends: Mapping[str, Any]) -> bool:
-    """Whether a tensor comes from a softmax or a sigmoid: a class that the data do not show stays near 0 in floats."""
-    # an input and what a part in float computes are of no operation
+    """Whether a tensor comes from a softmax or a sigmoid, where a class that is absent from the data stays near 0."""
+    # Inputs and the parts that stay float carry names that are no operations.
     can_be = place.op in ops.names() and ops.get(place.op).may_be_probabilities
     return can_be and bool(np.min(ends["low"]) >= 0 and np.max(ends["high"]) <= 1)
 
 
 def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise where a weight has other scales for this batch than for the sample's.
+    """Raise where a weight would need scales of another shape for this batch than for the sample.
 
-    A parameter of a scan has one more axis than its place, for the steps. It is a parameter, so it holds no batch.
+    A parameter inside a scan has one more axis than its place, for the iterations. No parameter depends on the batch.
     """
     if len(shape) == len(sample) and q.spec.param_shape(shape) != q.spec.param_shape(sample):
         before, now = ("x".join(map(str, sizes)) for sizes in (sample, shape))
         raise ValueError(
-            f"the weight is {before} for the sample and {now} for this batch. It is made of parameters and holds the "
-            "batch: compute it for one example, and repeat the result with jnp.broadcast_to. Or take batches of the "
+            f"the weight is {before} for the sample and {now} for this batch. It is computed from parameters, but its "
+            "shape depends on the batch: compute it for one example, and repeat it with jnp.broadcast_to. Or use "
+            "batches of the "
             "sample's size."
         )
 
 
 def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Callable[[str], bool]) -> None:
-    """New scales for the quantizers of weights that `chosen` names, from the weights as they are.
+    """Calibrate only the quantizers of weights that `chosen` selects by name, from the present weights.
 
-    args: those of one call.
+    args: the arguments of one call.
     """
     plan, observers = qmodel.plan, dict(qmodel.plan.observers)
     names = [name for name, detail in plan.details if detail[0] == "weight" and chosen(name)]
@@ -196,18 +197,18 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
 
 
 _FEWEST_CODES = 16
-"""What a range that is widened for a constant must leave the data."""
+"""How many codes the data must keep when a range is widened to hold a constant."""
 
 _Searched = tuple[QParams, list[tuple[float, float]]]
-"""Parameters of a weight, and the powers of signal and noise."""
+"""The parameters of a weight, and the powers of its signal and of its quantization noise."""
 
 
 class _Taps(NamedTuple):
     """The tensors of one batch.
 
-    values: quantizer -> label of a tensor -> its real numbers. joined: the labels of results without a quantizer of
-    their own, and the ends of the range that their readers ignore. compared: the axes of channels that are looked at,
-    by label. integers: those that tables are of.
+    values: quantizer -> label of a tensor -> its float values. joined: the labels of results without a quantizer of
+    their own, and the ends of the range that their readers ignore. compared: by label, the axes of the channels whose
+    ranges are compared. integers: the integer inputs of lookup tables.
     """
 
     values: dict[str, dict[str, jax.Array]]
@@ -217,7 +218,7 @@ class _Taps(NamedTuple):
     extrema: Collection[str] = ()
 
     def extremes(self, quantizers: Mapping[str, Quantizer]) -> dict[str, Extremes]:
-        """Of every tensor, by label."""
+        """The extremes of every tensor, by label."""
         found: dict[str, Extremes] = {}
         for name, records in self.values.items():
             leading = len(quantizers[name].stack)
@@ -237,8 +238,8 @@ class _Taps(NamedTuple):
 class _Seen(NamedTuple):
     """What the batches have shown so far.
 
-    observers: quantizer -> state of its observer. wide: the same with the results that share the quantizer, where there
-    are any. extremes: of each tensor by label.
+    observers: quantizer -> state of its observer. wide: the same, including the results that share the quantizer,
+    where there are any. extremes: those of each tensor, by label.
     """
 
     observers: dict[str, Any]
@@ -256,11 +257,11 @@ class _Seen(NamedTuple):
 
 @dataclasses.dataclass
 class _Known:
-    """What a trace says of the quantizers.
+    """What a trace tells about the quantizers.
 
-    places: by the quantizer's name. labels: of all tensors. results: the labels of `Annotation.joined`. direct: the
-    quantizers of weights that are parameters as they are, and which leaf of the state each is. exponents, outputs: the
-    quantizers in front of a softmax, and those of outputs. sizes: how many numbers a batch has, by label.
+    places: by the quantizer's name. labels: the place of every tensor. results: the labels of `Annotation.joined`.
+    direct: the quantizers whose weight is a plain parameter, with the index of its leaf in the state. exponents,
+    outputs: the quantizers in front of a softmax, and those of outputs. sizes: how many numbers a batch has, by label.
     """
 
     places: dict[str, Place] = dataclasses.field(default_factory=dict)
@@ -274,7 +275,7 @@ class _Known:
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-    """A model without its arrays, and who observes its tensors. Equal ones share what is compiled for them."""
+    """A model without its arrays, and the observers of its tensors; equal ones share what is compiled for them."""
 
     definition: Definition
     plan: Plan
@@ -290,9 +291,9 @@ class _Watched:
         only: frozenset[str] | None = None,
         known: "_Known | None" = None,
     ) -> _Taps:
-        """The real values of all tensors of a kind.
+        """The float values of all tensors of a kind.
 
-        only: the quantizers, if not all. known: gets what the trace says of them.
+        only: the quantizers to look at, None for all. known: is filled with what the trace tells about them.
         """
         plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
         traced = trace(nnx.merge(self.definition.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
@@ -319,8 +320,8 @@ class _Watched:
         found: dict[str, dict[str, jax.Array]] = {}
         for place in tensors:
             if place.label in taps:
-                # Iterations that share a quantizer are further data: move their axes behind those of the other
-                # iterations.
+                # Iterations that share a quantizer are further data for it, so move their axes behind those of the
+                # other iterations.
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
@@ -334,7 +335,7 @@ class _Watched:
 def _step(
     watched: _Watched, state: Any, seen: _Seen, arrays: Any, rest: Any
 ) -> tuple[_Seen, dict[str, list[jax.Array]], Any]:
-    """What was seen after a batch, a sample of each tensor, and the integers that tables are of."""
+    """The observations including this batch, a sample of each tensor, and the integer inputs of tables."""
     taps = watched.taps(state, arrays, rest=rest, kind="activation")
     quantizers, observers = watched.plan.by_name, dict(watched.observers)
 
@@ -368,7 +369,7 @@ def _weights(
 
 
 def _direct(program: Program, annotation: Annotation, count: int) -> Iterator[tuple[str, int]]:
-    """The quantizers of weights that are parameters as they are, and the place of each among the first inputs."""
+    """The quantizers whose weight is a plain parameter, each with its index among the first inputs."""
     for index, value in enumerate(program.inputs[:count]):
         for eqn, operand, moves, depth in uses_of_parameter(program, value, through=False):
             place = annotation.weights.get((eqn, operand))
@@ -379,7 +380,7 @@ def _direct(program: Program, annotation: Annotation, count: int) -> Iterator[tu
 
 _compiled_step = jax.jit(_step, static_argnums=(0, 4))
 _compiled_weights = jax.jit(_weights, static_argnums=(0, 3, 4))
-"""Compiled once for a model and the shape of its batches: `quantize` has calibrated already, with its sample."""
+"""Compiled once per model and batch shape, so `calibrate` reuses what `quantize` compiled for its sample."""
 
 
 def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -387,8 +388,8 @@ def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]
     try:
         hash(watched)
     except TypeError:
-        # A module that has a dict or a list as an attribute, or an own observer, cannot be hashed, so no cache can hold
-        # it.
+        # A module with a dict or a list as an attribute, or with an observer of the user's, cannot be hashed, so no
+        # cache can hold it.
         own = functools.partial(_step, watched), functools.partial(_weights, watched)
         return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=(2, 3))
     return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
@@ -406,7 +407,7 @@ def _update(observer: Any, state: Any, x: jax.Array, q: Quantizer) -> Any:
 
 
 def _shapes(watched: _Watched, state: Any, arrays: Any, *, rest: Any, known: _Known) -> tuple[Any, ...]:
-    """What `_nothing_seen` needs of a batch: a tensor of each quantizer, who shares one with results, all extremes."""
+    """What `_nothing_seen` needs of a batch: one tensor per quantizer, those shared with results, and all extremes."""
     taps = watched.taps(state, arrays, rest=rest, kind="activation", known=known)
     wide = {name: () for name, records in taps.values.items() if records.keys() & taps.joined.keys()}
     plain = {name: next(iter(records.values())) for name, records in taps.values.items()}
@@ -426,7 +427,7 @@ def _nothing_seen(watched: _Watched, plain: Any, wide: Any, ends: Any) -> _Seen:
 
 
 def _of_activation(name: str, q: Quantizer, observer: Any, seen: _Seen, known: _Known) -> QParams:
-    """The parameters of an activation: wider than its data where a constant among its codes needs it."""
+    """The parameters of an activation, with a range wider than its data where it shares its codes with a constant."""
     narrow = _finish(observer, seen.observers[name], q)
     operand, results = list(seen.of(name, known).values()), seen.of(name, known, results=True)
     outside = [label for label, ends in results.items() if beyond(ends, operand, narrow)]
@@ -444,7 +445,7 @@ def _of_activation(name: str, q: Quantizer, observer: Any, seen: _Seen, known: _
 
 
 def _blind(q: Quantizer, seen: Mapping[str, Any], values: Mapping[str, Any], place: Place) -> list[Blind]:
-    """The quantizer, if its data were a single number, from which no range follows."""
+    """The quantizer in a list if all of its data were a single number, which defines no range; else an empty list."""
     number = None if q.fixed is not None or q.follows_tensor else single_number(list(seen.values()))
     if number is None:
         return []
@@ -464,11 +465,11 @@ def _finish(observer: Any, state: Any, q: Quantizer) -> QParams:
 
 
 _SEARCHED: dict[tuple[int, str], tuple[weakref.ref[jax.Array], Quantizer, Any, _Searched]] = {}
-"""Of arrays that are alive: `quantize` has searched the scales of every weight when `calibrate` begins."""
+"""Scales of arrays that are still alive, because `quantize` has searched those of every weight before `calibrate`."""
 
 
-def _searched(name: str, q: Quantizer, w: Any, way: Any) -> _Searched:
-    """The parameters of a weight and its noise. An array of JAX never changes, so each is searched once."""
+def _search_weight(name: str, q: Quantizer, w: Any, way: Any) -> _Searched:
+    """The parameters of a weight and its noise; each array is searched once, because arrays of JAX never change."""
     key = id(w), name
     array, *asked, found = _SEARCHED.get(key, (lambda: None, None, None, None))
     if found is not None and array() is w and asked == [q, way]:
@@ -486,7 +487,7 @@ def _of_weight(q: Quantizer, w: np.ndarray, way: Any) -> QParams:
         parts = [_of_weight(dataclasses.replace(q, stack=()), w[index], way) for index in np.ndindex(*q.stack)]
         return _stack(parts, q)
     if w.ndim > len(q.stack) + len(q.shape):
-        # One grid for all iterations: the widest that any of them needs.
+        # All iterations share one grid, so it must be as wide as the widest of them needs.
         parts = [calibration.weight_qparams(part, q.spec, way) for part in w.reshape((-1, *q.shape))]
         widest = np.max([np.asarray(p.scale) for p in parts], axis=0)
         return parts[0].replace(scale=widest)
@@ -504,5 +505,5 @@ def _stack(parts: list[QParams], q: Quantizer) -> QParams:
 
 
 def stacked_qparams(scale: Any, zero_point: Any, q: Quantizer) -> QParams:
-    """Parameters with the leading axes of a scan."""
+    """Parameters with the leading axes of a scan restored."""
     return QParams(scale, np.clip(zero_point, q.spec.qmin, q.spec.qmax), q.spec)

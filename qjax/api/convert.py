@@ -1,4 +1,4 @@
-"""From a quantized model to its integer graph: both traces of the batch, the lowering, the constants of a target."""
+"""Converts a quantized model to its integer graph: traces at two batch sizes, lowering, and the target's constants."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from qjax.tracing import Annotation, Place
 
 Batch: TypeAlias = Literal["free", "fixed"]
 BATCH = "batch"
-"""The key of a graph's metadata that says "fixed" where the graph takes no other batch than the sample's."""
+"""The key of a graph's metadata that is "fixed" where the graph accepts the sample's batch size only."""
 
 
 def graph_of(
@@ -40,9 +40,9 @@ def graph_of(
     *,
     checked: bool = False,
 ) -> Graph:
-    """The program that `qjax.convert` returns, of concrete or of traced numbers.
+    """Build the graph that `qjax.convert` returns, from concrete or from traced numbers.
 
-    batch, state: see there. checked: whether this model was converted before, so that nothing is said twice.
+    batch, state: see `qjax.convert`. checked: whether this model was converted before, so that no warning is repeated.
 
     Raises:
       ConversionError: something has no integer form.
@@ -56,9 +56,9 @@ def graph_of(
 
     def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
         if place.name not in quantizers:
-            # the sample's own trace has been checked, so this is the second one
+            # The sample's own trace has been checked already, so this trace is the one on the larger batch.
             raise ConversionError(
-                "the model runs operations on a larger batch that it doesn't run on the sample's "
+                "the model runs operations on a larger batch that it doesn't run on the sample's batch "
                 f"({place.name!r}), as a scan or a loop over the examples does",
                 "A graph has one structure for every batch: treat all examples at once, and scan or loop over another "
                 'axis. Or take the sample\'s batch only: convert(..., batch="fixed").',
@@ -69,7 +69,8 @@ def graph_of(
             own = {name: value[step] for name, value in own.items()}
         if not q.follows_tensor:
             return q.qparams(own, x)
-        # The second trace has shapes only, so take the parameters that the first one derived from the weight's numbers.
+        # The second trace has shapes but no numbers, so reuse the parameters that the first one derived from the
+        # weight.
         if not isinstance(x, jax.ShapeDtypeStruct):
             seen[place.name, step] = q.qparams(own, x)
         return seen[place.name, step]
@@ -82,14 +83,14 @@ def graph_of(
     _check_stateless(traced, annotation)
     check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
-    place = None if state is None else _located(state, model, args, traced)
+    place = None if state is None else _locate_state(state, model, args, traced)
     concrete = not any(isinstance(x, Tracer) for x in traced.args)
     second = None
     if batch != "fixed" and _have_a_batch(arrays, traced.names, batch, said=checked):
-        second = _second(model, read, (arrays, rest), traced, batch)
+        second = _trace_second_batch(model, read, (arrays, rest), traced, batch)
     programs = (traced.read,) if second is None else (traced.read, second[0].read)
     if concrete:
-        _converts(check_nothing_drawn, programs)
+        _as_conversion_error(check_nothing_drawn, programs)
     other = None
     if second is not None:
         larger, larger_annotation, _ = second
@@ -101,14 +102,14 @@ def graph_of(
         own, values = untyped((traced.args, values))
         quantized = quantized_graph(traced.results, annotation, own, traced.names, params_of, other, sizes)
         if place is not None:
-            quantized = _closed(quantized, place, names, args, traced)
+            quantized = _share_quantizers(quantized, place, names, args, traced)
         graph = assign(quantized, rounding)
     if concrete and second is not None and not checked:
-        _converts(check_any_batch, model, args, programs, sizes)
+        _as_conversion_error(check_any_batch, model, args, programs, sizes)
         if 1 not in sizes and (said := said_of_one(model, args, traced.read, sizes[0])) is not None:
             warnings.warn(
-                f"{said}. The graph does on every batch what the model does on one of {sizes[0]}. Write the model "
-                "without a case for the size of the batch; squeeze the axis that is meant, as in jnp.squeeze(x, -1).",
+                f"{said}. The graph does on every batch what the model does on a batch of {sizes[0]}. Write the model "
+                "without special cases for the batch size, and name the axis to squeeze, as in jnp.squeeze(x, -1).",
                 stacklevel=users_level(),
             )
     assert graph.call is not None
@@ -132,15 +133,15 @@ def graph_of(
     return graph if backend is None else backend.partition(graph)
 
 
-def _located(state: states.Asked, model: nnx.Module, args: tuple[Any, ...], traced: Traced) -> states.Where:
+def _locate_state(state: states.Asked, model: nnx.Module, args: tuple[Any, ...], traced: Traced) -> states.Where:
     result = jax.tree.unflatten(traced.returned, traced.results.outputs)
     return states.located(state, positional(model), args, result)
 
 
-def _closed(
+def _share_quantizers(
     quantized: Graph, place: states.Where, names: Sequence[str], args: tuple[Any, ...], traced: Traced
 ) -> Graph:
-    """The quantized graph whose next state has the quantizers of the state."""
+    """The quantized graph in which the next state has the same quantizers as the state."""
     assert quantized.call is not None
     counts = [len(split_arguments((x,))[0]) for x in args]
     first = sum(counts[: place.argument])
@@ -150,22 +151,24 @@ def _closed(
 
 
 def check_batch(what: str, batch: Any) -> None:
-    """Raise a ValueError for what is no `Batch`."""
+    """Raise a ValueError for anything but a `Batch`."""
     if batch is not None and batch not in get_args(Batch):
         raise ValueError(f'{what}: expected batch="free", batch="fixed" or None, got {batch!r}.')
 
 
-def _second(
+def _trace_second_batch(
     model: nnx.Module, read: Any, given: tuple[list[Any], Any], traced: Traced, batch: Batch | None
 ) -> tuple[Traced, Annotation, tuple[int, int]] | None:
-    """The model on another batch: its trace and annotation, and both sizes; None where its state fixes the batch.
+    """Trace the model on a second batch size: the trace, its annotation, and both sizes.
+
+    None where the state of the model fixes the batch size.
 
     Raises:
-      ConversionError: the model fails there, and holds no state that explains it.
+      ConversionError: the model fails on the second size, and it holds no state that explains the failure.
     """
     arrays, rest = given
     size = batch_size(tuple(arrays))
-    # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
+    # A slice such as h[:2] returns a batch of one or two unchanged, so choose a size larger than most such slices.
     other_size = 2 * size if size > 2 else 64
     larger = [zeros_with_batch(a, other_size) if a.ndim else a for a in arrays]
     try:
@@ -174,20 +177,20 @@ def _second(
         if batch is None and _holds_batch(model, size):
             return None
         raise ConversionError(
-            f"the model takes a batch of {size}, but fails on one of {other_size}, which a graph for any batch has to "
-            f"take: {str(error).rstrip('.')}",
-            'Take the sample\'s batch only: convert(..., batch="fixed").',
+            f"the model takes a batch of {size}, but fails on one of {other_size}, although a graph must accept any "
+            f"batch: {str(error).rstrip('.')}",
+            'Convert for the sample\'s batch size only: convert(..., batch="fixed").',
         ) from error
 
 
 def _holds_batch(model: nnx.Module, size: int) -> bool:
-    """Whether a variable that is no parameter (a cache, a memory) has one row per example."""
+    """Whether a variable that is not a parameter (a cache, a memory) has one row per example."""
     state = nnx.state(model, lambda path, value: not isinstance(value, nnx.Param))
     return any(np.ndim(leaf) and np.shape(leaf)[0] == size for leaf in jax.tree.leaves(state))
 
 
-def _converts(check: Callable[..., None], *args: Any) -> None:
-    """A check of the traces, whose error is one of the conversion."""
+def _as_conversion_error(check: Callable[..., None], *args: Any) -> None:
+    """Run a check of the traces, and report its errors as errors of the conversion."""
     try:
         check(*args)
     except TraceError as error:
@@ -195,25 +198,24 @@ def _converts(check: Callable[..., None], *args: Any) -> None:
 
 
 def _check_stateless(traced: Traced, annotation: Annotation) -> None:
-    """A graph computes what the call returns; what it writes must not depend on its arguments."""
+    """Raise where a call writes variables that depend on its arguments, because a graph only computes results."""
     made = {value: eqn for eqn in traced.program.equations for value in eqn.outputs}
     for name, value in traced.written():
         if value not in annotation.constants and value.constant is None:
             if value in made and len(made[value].outputs) > 1:
-                # A layer that updates its own statistics: this error names the layer and the cure.
+                # For a layer that updates its own statistics, this error names the layer and the cure.
                 raise unsupported(made[value])
             raise ConversionError(
-                f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
-                "calls",
-                "qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
-                "call. Or switch the writing off in evaluation mode.",
+                f"The call writes the variable {name!r} from its arguments, but a graph keeps no state between calls",
+                "qjax.stateful(model, nnx.Cache) turns the variables of a type into an argument and a result of the "
+                "call. Or turn the writing off in evaluation mode.",
             )
 
 
 def _have_a_batch(arrays: list[Any], names: Sequence[str], batch: Batch | None, *, said: bool) -> bool:
-    """Whether the arguments have one first axis, the batch; if not, a graph takes their shapes only.
+    """Whether all arguments share one first axis, the batch; if not, the graph is fixed to their shapes.
 
-    said: whether the user knows.
+    said: whether the user has been told already.
     """
     names = names[len(names) - len(arrays) :]
     sizes = {name: int(a.shape[0]) for name, a in zip(names, arrays, strict=True) if a.ndim}
@@ -223,14 +225,14 @@ def _have_a_batch(arrays: list[Any], names: Sequence[str], batch: Batch | None, 
     why = f"convert: the first axis of every argument is the batch, but {found}."
     if batch == "free":
         raise ValueError(
-            f"{why} What belongs to no example (a mask for all of them, say) is a constant of the model, or is "
-            'repeated for every example. Or take the sample\'s shapes only: convert(..., batch="fixed").'
+            f"{why} Make what belongs to no example (for instance a mask that all examples share) a constant of the "
+            'model, or repeat it for every example. Or fix the sample\'s shapes: convert(..., batch="fixed").'
         )
     if not said:
         warnings.warn(
-            f"{why} So the graph takes these shapes only. For a graph of any batch, what belongs to no example (a mask "
-            "for all of them, say) is a constant of the model, or is repeated for every example. If one size is meant, "
-            'say so: convert(..., batch="fixed").',
+            f"{why} So the graph takes these shapes only. For a graph of any batch, make what belongs to no example "
+            "(for instance a mask that all examples share) a constant of the model, or repeat it for every example. If "
+            'you mean this one size, pass convert(..., batch="fixed").',
             stacklevel=users_level(),
         )
     return False

@@ -1,4 +1,4 @@
-"""The exact forward: the integer graph's value with the gradient of fake quantization."""
+"""The exact forward: its value is the integer graph's, its gradient that of fake quantization."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,14 +38,14 @@ def exact(
     batch: Batch | None = None,
     state: Asked | None = None,
 ) -> Forward:
-    """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
+    """Return a forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
 
-    Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
-    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32, whatever the
-    model's own dtype. It is NaN where the fake-quantized forward is, and everywhere under weights that `convert` would
-    refuse because an accumulator could overflow. Evaluation mode: batch statistics are read, not moved. A call with
-    other Python values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so
-    that training sees the deployed rounding:
+    `forward(qmodel, *inputs)` returns the output of the graph that `convert` would make from the parameters that
+    `qmodel` holds at that call. The interpreter's kernels compute it, also inside jit and grad, and it is float32
+    whatever the model's own dtype. It is NaN where the fake-quantized forward is NaN, and everywhere under weights that
+    `convert` would refuse because an accumulator could overflow. The model runs in evaluation mode, so batch statistics
+    are read but not updated. A call with other Python values (a flag, None) than the sample's computes the graph for
+    those values. Use it for the last epochs, so that training sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 
@@ -57,7 +57,7 @@ def exact(
     Args:
       qmodel: the quantized model.
       sample: one batch, as for `convert`.
-      target: the runtime whose rounding it obeys; None takes the recipe's.
+      target: the runtime whose rounding to match; None takes the recipe's.
       batch: as for `convert`.
       state: as for `convert`.
     """
@@ -66,8 +66,8 @@ def exact(
     chosen = target or qmodel.plan.target
     check_batch("exact", batch)
     with stage("exact"), on_cpu(qmodel, args) as (near, arrays):
-        # Report here, with concrete numbers, what cannot be converted.
-        graph_of(_stopped(near), arrays, chosen, batch, state)
+        # Convert once with concrete numbers, so that what cannot be converted is reported here.
+        graph_of(_stop_gradients(near), arrays, chosen, batch, state)
     qmodel.warn_if_blind("exact")
 
     @with_transfers
@@ -79,7 +79,7 @@ def exact(
             )
         with stage("exact forward: the first call compiles"):
             view = evaluation_copy(qmodel)
-            ir = graph_of(_stopped(view), sample_like(args, inputs), chosen, batch, state, checked=True)
+            ir = graph_of(_stop_gradients(view), sample_like(args, inputs), chosen, batch, state, checked=True)
             reals = view(*inputs)
             mesh = explicit_mesh((reals, inputs))
             with automatic(mesh):
@@ -90,38 +90,38 @@ def exact(
 
 
 def _value(ir: Graph, arrays: list[Any], reals: Any) -> Any:
-    """The outputs of the program on real inputs, with the gradients of the model's own, `reals`."""
+    """The outputs of the program on float inputs, with the gradients of the model's own outputs, `reals`."""
     own = prepare(ir)
     loops = repeats(ir, own)
-    # Without the barrier XLA may compute a constant again for every output that reads it.
+    # Without the barrier XLA may recompute a constant for every output that reads it.
     constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
     env = loop_execution.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
     value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
     wraps = may_wrap(ir)
-    surrogate = jax.tree.map(_like, reals, value)
-    flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
+    surrogate = jax.tree.map(_cast_like, reals, value)
+    flagged = jax.tree.map(lambda y, v: _flag_invalid(y, v, wraps), surrogate, value)
     return jax.tree.map(with_gradient_of, surrogate, flagged)
 
 
-def _stopped(qmodel: QuantizedModel) -> QuantizedModel:
-    """The model without derivatives: the graph's numbers have none, since tables are made on the host."""
+def _stop_gradients(qmodel: QuantizedModel) -> QuantizedModel:
+    """The model without derivatives, because the graph's numbers have none: its tables are made on the host."""
     definition, variables = nnx.split(qmodel)
     return nnx.merge(definition, jax.lax.stop_gradient(variables))
 
 
-def _like(surrogate: jax.Array, value: jax.Array) -> jax.Array:
-    """The surrogate in the value's dtype."""
+def _cast_like(surrogate: jax.Array, value: jax.Array) -> jax.Array:
+    """Check the shape of the surrogate, and cast it to the value's dtype."""
     if surrogate.shape != value.shape:
         raise ValueError(
-            f"exact: the model returns shape {surrogate.shape} on this batch, and its graph {value.shape}: the model "
-            "treats such a batch otherwise than that of the sample. jnp.squeeze without an axis does so for a batch of "
+            f"exact: the model returns shape {surrogate.shape} on this batch, but its graph {value.shape}, because the "
+            "model treats this batch differently from the sample's. jnp.squeeze without an axis does so for a batch of "
             "one: name the axis."
         )
     return surrogate.astype(value.dtype)
 
 
-def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
-    """`value`, but NaN where the fake-quantized forward is, or where an accumulator may have wrapped (`may_wrap`)."""
+def _flag_invalid(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
+    """`value`, but NaN where the fake-quantized forward is NaN or an accumulator may have wrapped (`may_wrap`)."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return value
     lost = jnp.isnan(jax.lax.stop_gradient(surrogate))

@@ -1,6 +1,7 @@
-"""Which equation of a model becomes what: integers, a table, float because the recipe says so, or nothing yet.
+"""Shows what each equation of a model becomes: an integer kernel, a table, float by the recipe, or nothing yet.
 
-The conversion stops at the first thing without an integer form. This shows all of them at once, before any calibration.
+The conversion stops at the first equation without an integer form. `explain` lists all of them at once, and it needs no
+calibration.
 """
 
 import dataclasses
@@ -57,12 +58,12 @@ _MODES: Mapping[str, Form] = {
 
 @dataclasses.dataclass(frozen=True)
 class Explained:
-    """One equation, or a group that is read as one.
+    """One equation, or a group of equations that is recognised as one operation.
 
-    module: its path. primitive: its name in the jaxpr, or of the function that a group computes. operation: of the
-    graph, or the bits of a product whose scales are found at run time, empty without one. shape: of its result.
-    equations: how many of the jaxpr it covers. location: the user's "file:line". problem, cures: of what is
-    unsupported; problem also of a table that says little of its function, in a model that is calibrated.
+    module: its path. primitive: its name in the jaxpr, or of the function that a group computes. operation: its name in
+    the graph, or the bits of a product whose scales are found at run time; empty if there is none. shape: of its
+    result. equations: how many equations of the jaxpr it covers. location: the user's "file:line". problem, cures: for
+    what is unsupported; in a calibrated model also the problem of a table whose input has too few codes.
     """
 
     module: str
@@ -78,18 +79,18 @@ class Explained:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Every equation that depends on the model's inputs, in order; `str()` is a table with the cures behind it."""
+    """Every equation that depends on the model's inputs, in order; `str()` is a table followed by the cures."""
 
     rows: tuple[Explained, ...]
 
     @property
     def unsupported(self) -> tuple[Explained, ...]:
-        """What prevents a graph of integers."""
+        """The equations that prevent an integer graph."""
         return tuple(row for row in self.rows if row.form == "unsupported")
 
     @property
     def convertible(self) -> bool:
-        """Whether every equation has a form that the conversion knows."""
+        """Whether the conversion has a form for every equation."""
         return not self.unsupported
 
     def counts(self) -> dict[Form, int]:
@@ -116,19 +117,19 @@ class Explanation:
 
 @with_transfers
 def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Explanation:
-    """What each equation of a model's evaluation becomes under a recipe.
+    """List what each equation of a model becomes in evaluation mode under a recipe.
 
     Args:
-      model: an `nnx.Module`, or what `quantize` made of one (whose own recipe then counts).
-      sample: one batch, as `quantize` takes it; only its shapes matter.
+      model: an `nnx.Module`, or a model from `quantize`, which brings its own recipe.
+      sample: one batch, as for `quantize`; only its shapes matter.
       recipe: None is `Recipe()`.
 
     Raises:
-      TraceError: the model cannot be traced at all: a shape or a Python branch depends on data.
+      TraceError: the model cannot be traced, because a shape or a Python branch depends on data.
     """
     known = isinstance(model, QuantizedModel)
     if known and recipe is not None:
-        raise ValueError("explain: a quantized model has its recipe; expected None, or the model itself.")
+        raise ValueError("explain: expected no recipe for a quantized model, which brings its own. Leave it out.")
     module = model.model if known else instrument(model)
     traced = trace(evaluation_copy(module), arguments_of(sample, "explain", traced=True), {}, known=False)
     if known:
@@ -144,7 +145,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
 
 def obstacles(traced: Traced, annotation: Annotation, plan: Plan) -> str:
-    """What `convert` will refuse, all of it, with the cures; empty if nothing prevents it."""
+    """Everything that `convert` will refuse, with the cures; empty if there is nothing."""
     return "\n".join(" ".join([row.problem, *row.cures]) for row in refused_rows(traced, annotation, plan))
 
 
@@ -176,7 +177,7 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
         return Explained(eqn.scope, name, op.name, form, shape, count, eqn.location)
     setting = setting_of_product(eqn)
     if setting is not None:
-        # Use the name that the model's own jaxpr has for it.
+        # Show the name that the model's own jaxpr uses.
         (product,) = eqn.source.equations
         form = "float" if isinstance(setting, WeightFormat) else "dynamic"
         return Explained(eqn.scope, product.primitive, str(setting), form, shape, count, eqn.location)
@@ -190,7 +191,7 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
 
 
 def _needed(program: Program) -> set[Equation]:
-    """The equations that an output depends on: what a model computes and drops is not in the way."""
+    """The equations that an output depends on; what a model computes and drops does not prevent a graph."""
     found: set[Equation] = set()
     wanted = set(program.outputs)
     for eqn in reversed(program.equations):

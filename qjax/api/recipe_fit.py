@@ -1,6 +1,6 @@
-"""Whether a recipe fits a model: settings that no tensor uses, groups that weights cannot have, parts that stay float.
+"""Whether a recipe fits a model: unused settings, group sizes that no weight can have, parts that must stay float.
 
-`quantize` says each of these once for the whole model, before anything is calibrated.
+`quantize` reports each of these once for the whole model, before it calibrates anything.
 """
 
 import dataclasses
@@ -27,9 +27,10 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fit:
-    """A recipe beside the model that it is for.
+    """A recipe together with the model that it is meant for.
 
-    types: module path -> class. edges: the quantizers of the first and the last layer. adapters: whether it has any.
+    types: module path -> class. edges: the quantizers of the first and the last layer. adapters: whether the model has
+    any.
     """
 
     recipe: Recipe
@@ -42,10 +43,10 @@ class Fit:
     adapters: bool
 
     def other_groups(self) -> str:
-        """Which weights have other groups than the recipe asks for, and what they have; "" for none.
+        """List the weights whose groups differ from what the recipe asks for, and what they have; "" for none.
 
         Raises:
-          ValueError: no weight has groups of the size that is asked for.
+          ValueError: no weight can have groups of the requested size.
         """
         found = list[tuple[int, int | None, str]]()
         for name, place in self.places.items():
@@ -62,14 +63,14 @@ class Fit:
             usual = isinstance(asked, WeightFormat) and asked.group_size is None
             if size is not None and (usual or got == size):
                 served.add(size)
-            # nobody minds that a format has one group where there are fewer weights than in its own
+            # A format that uses one group for a weight smaller than the group size is no surprise.
             if size is not None and not (usual and product.scales == "per channel" and (got or 0) <= size):
                 found.append((size, got, f"{product.name!r} ({product.op}) {product.scales}"))
         missing = [(size, text) for size, got, text in found if got != size]
         refuse(
-            f"quantize: no weight of this model can have groups of {size}. They must divide the one axis that a "
-            "product of matrices sums over. Choose another group_size, or leave it out. What the weights can have: "
-            f"{_listed([text for own, text in missing if own == size])}."
+            f"quantize: no weight of this model can have groups of {size}. The size must divide the one axis that a "
+            "matrix product sums over. Choose another group_size, or leave it out. What the weights can have: "
+            f"{_join_names([text for own, text in missing if own == size])}."
             for size, _ in missing
             if size not in served
         )
@@ -78,8 +79,8 @@ class Fit:
         tables = any(can_scale_rows(place) for place in self.places.values())
         rows = ", or for the rows of a table QSpec(bits=4, axis=0, group_size=32, group_axis=1)" if tables else ""
         return (
-            "quantize: only products of matrices have groups, and only of a size that divides the axis that they sum "
-            f"over (see qjax.QSpec). So these weights have other scales: {_listed([text for _, text in missing])}. "
+            "quantize: only matrix products have groups, and only of a size that divides the axis that they sum over "
+            f"(see qjax.QSpec). So these weights have other scales: {_join_names([text for _, text in missing])}. "
             "Where that is too coarse, give them a spec of their own in overrides: one of 8 bits or of another "
             f"group_size{rows}."
         )
@@ -87,10 +88,10 @@ class Fit:
     # ------------------------------------------------------------------ settings that nothing uses
 
     def unused(self) -> str:
-        """The settings of the recipe that no tensor uses, with cures; "" for none.
+        """List the settings of the recipe that no tensor uses, with cures; "" for none.
 
         Raises:
-          ValueError: an override that states nothing about the tensors that it matches.
+          ValueError: an override sets nothing that applies to the tensors that it matches.
         """
         refuse(self._idle())
         said = [*self._replaced(), *self._unused_fields()]
@@ -98,12 +99,12 @@ class Fit:
 
     @functools.cached_property
     def _overrides(self) -> Mapping[str, Sequence[tuple[Any, Any]]]:
-        """By quantizer, the overrides that match it."""
+        """Quantizer -> the overrides that match it."""
         return {name: list(self.recipe.overrides_of(place, self.types)) for name, place in self.places.items()}
 
     @functools.cached_property
     def _deciding(self) -> Mapping[tuple[str, str], Any]:
-        """Quantizer and field -> the key of the override that decides it."""
+        """(quantizer, field) -> the key of the override that sets it."""
         found: dict[tuple[str, str], Any] = {}
         for name, place in self.places.items():
             for key, value in self._overrides[name]:
@@ -111,7 +112,7 @@ class Fit:
         return found
 
     def _applied(self, key: Any, value: Any) -> list[tuple[str, str]]:
-        """The quantizers and fields of which an override states something."""
+        """The (quantizer, field) pairs that an override sets."""
         return [
             (name, field)
             for name, place in self.places.items()
@@ -127,8 +128,8 @@ class Fit:
             matched = [repr(n) for n, own in self._overrides.items() if any(other == key for other, _ in own)]
             kind, other = ("weights", "activations") if _states(value, "weights") else ("activations", "weights")
             yield (
-                f"Recipe: override {name_of(key)} states {kind}, but all that it matches are {other}: "
-                f"{_listed(matched)}. Write qjax.Override({other}=...), or leave it out."
+                f"Recipe: override {name_of(key)} sets {kind}, but it matches only {other}: "
+                f"{_join_names(matched)}. Write qjax.Override({other}=...), or leave it out."
             )
 
     def _replaced(self) -> Iterator[str]:
@@ -136,7 +137,7 @@ class Fit:
         for key, value in self.recipe.overrides.items():
             if not in_floats(value) and key not in deciding:
                 later = name_of(self._deciding[self._applied(key, value)[0]])
-                yield f"The later override {later} replaces override {name_of(key)}, so put the latter behind it."
+                yield f"The later override {later} replaces override {name_of(key)}, so list {name_of(key)} after it."
 
     def _unused_fields(self) -> Iterator[str]:
         weights = [name for name, place in self.places.items() if place.kind == "weight"]
@@ -149,7 +150,7 @@ class Fit:
                 getattr(setting, field, self) is None for setting in dynamic
             )
 
-        elsewhere = "State it in the override: qjax.Dynamic(weights=..., activations=...) or qjax.Override(...)."
+        elsewhere = "Set it in the override: qjax.Dynamic(weights=..., activations=...) or qjax.Override(...)."
         why = {
             "weights": (taken(weights, "weights"), f"no weight without an override is an integer. {elsewhere}"),
             "activations": (
@@ -183,9 +184,9 @@ class Fit:
 
 
 def float_steps(traced: Traced, annotation: Annotation, plan: Plan) -> str:
-    """The steps of parts under `Dynamic` whose bits differ between machines, with the cure; "" for none.
+    """List the steps of parts under `Dynamic` whose bits differ between machines, with the cure; "" for none.
 
-    Adapters are left out, because they are merged with the weights in the end.
+    Adapters are left out, because they are merged into the weights in the end.
     """
     program = traced.results
     adapted = made_of(program, traced.adapters)
@@ -215,26 +216,27 @@ def float_steps(traced: Traced, annotation: Annotation, plan: Plan) -> str:
         else "Put each product with a weight into a module of its own, and give it to those alone."
     )
     return (
-        "quantize: parts under qjax.Dynamic stay in float between their products. These have steps whose bits differ "
-        f"between machines, so that `emit` writes the model to StableHLO only: {_listed([*found.values()])}. {cure}"
+        "quantize: parts under qjax.Dynamic stay in float between their products. The following contain steps whose "
+        "bits differ between machines, so `emit` can write the model to StableHLO only: "
+        f"{_join_names([*found.values()])}. {cure}"
     )
 
 
 def _fields(place: Place) -> tuple[str, str]:
-    """The fields of an override that are about a tensor."""
+    """The fields of an override that apply to a tensor."""
     return ("weights" if place.kind == "weight" else "activations", "method")
 
 
 def _states(value: Any, field: str) -> bool:
-    """Whether an override states a field; a bare spec is one of weights."""
+    """Whether an override sets a field; a bare spec sets the weights."""
     return getattr(value, field) is not None if isinstance(value, Override) else field == "weights"
 
 
 def _group_of(setting: Any) -> int | None:
-    """The size of the groups of a `Dynamic` or a `WeightFormat`."""
+    """The group size of a `Dynamic` or a `WeightFormat`."""
     weights = setting.weights if isinstance(setting, Dynamic) else setting
     return getattr(weights, "group", getattr(weights, "group_size", None))
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_names(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_SHOWN], *([f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else [])])

@@ -1,4 +1,4 @@
-"""Where layers and export meet: quantize, convert, verify."""
+"""The three main steps: `quantize` a float model, `convert` it to an integer graph, `verify` the graph."""
 
 import dataclasses
 import functools
@@ -45,21 +45,21 @@ from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 
 @with_transfers
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None) -> QuantizedModel:
-    """A copy of `model` that trains with fake quantization; the model itself is not changed.
+    """Return a copy of `model` that trains with fake quantization; the model itself is not changed.
 
     Args:
       model: any `nnx.Module` with a `__call__`.
       recipe: bits, methods, overrides.
-      sample: one batch: an array, or a tuple of the call's arguments. It finds the tensors and gives every scale a
-        first value; `calibrate` with more data makes a better one.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      sample: one batch: an array, or a tuple of the call's arguments. Tracing it finds the tensors and gives every
+        scale a first value; `calibrate` with more data improves on it.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: an override that matches nothing, or specs that tensors cannot take; the message lists all of them.
+      ValueError: an override matches nothing, or tensors cannot have the specs; the message lists all of them.
       ProfileError: the recipe names a device whose rules the model breaks; the message lists all of them.
 
-    One warning lists the settings of the recipe that no tensor uses, another one the weights that have other groups
-    than it asks for, and a third one the float steps of parts under `Dynamic` that only StableHLO files can hold.
+    One warning lists the settings of the recipe that no tensor uses, another one the weights whose groups differ from
+    what it asks for, and a third one the float steps of parts under `Dynamic` that only StableHLO files can hold.
     """
     return quantize_derived(model, recipe, sample, progress=progress, judged=True)
 
@@ -67,7 +67,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
 def quantize_derived(
     model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None, judged: bool = False
 ) -> QuantizedModel:
-    """`quantize` by a recipe that was made of the user's. judged: whether to say what in it has no effect."""
+    """`quantize` with a recipe derived from the user's; `judged`: whether to warn of settings without effect."""
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"quantize: expected a flax nnx.Module, got {type(model).__name__}. Wrap a linen module and its variables: "
@@ -81,8 +81,8 @@ def quantize_derived(
         )
     if any(isinstance(node, QuantizedModel) for _, node in nnx.iter_graph(model)):
         raise TypeError(
-            "quantize: expected a float model, got a quantized one. For another recipe quantize the float model again; "
-            "nnx.update(model, nnx.state(qmodel.model)) gives it the trained parameters."
+            "quantize: expected a float model, got a quantized one. To use another recipe, quantize the float model "
+            "again; nnx.update(model, nnx.state(qmodel.model)) copies the trained parameters into it."
         )
     refuse_trace("quantize")
     args = arguments_of(sample, "quantize")
@@ -96,7 +96,7 @@ def quantize_derived(
     places = annotation.places()
     by_row = recipe.by_row(places, types)
     if by_row:
-        # The output of such a table has a quantizer of its own, so read the places again.
+        # The output of a table with a scale per row gets a quantizer of its own, so read the places again.
         nothing = dataclasses.replace(nothing, by_row=by_row)
         read, annotation = nothing.read(traced)
         places = annotation.places()
@@ -146,7 +146,7 @@ def quantize_derived(
     refused = obstacles(traced, annotation, plan)
     looping = bool(plan.float_paths) and any(eqn.is_scan for eqn in traced.program.walk())
     if judged and not refused and plan.profile is None and (looping or _are_unusual(plan)):
-        # with the present numbers: training may still change what a sum can reach
+        # This check uses the present numbers; training may still change what a sum can reach.
         refused = _refusal(qmodel, args)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=users_level())
@@ -157,7 +157,7 @@ def quantize_derived(
 
 
 def _are_unusual(plan: Plan) -> bool:
-    """Whether a target may refuse the codes of a plan, or their scales. It takes 8-bit codes, as most models have."""
+    """Whether a target may refuse the codes or the scales of a plan, which is rare with the usual 8-bit codes."""
     return target_of(plan.target).powers_of_two or any(
         spec.bits > 8 or (spec.symmetric and spec.signed and not spec.narrow_range)
         for spec in (q.spec for _, q in plan.quantizers)
@@ -165,19 +165,19 @@ def _are_unusual(plan: Plan) -> bool:
 
 
 def _refusal(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str:
-    """Why `convert` refuses the model with its present numbers; "" where it does not."""
+    """The error with which `convert` refuses the model at its present numbers; "" where it accepts it."""
     try:
         graph_of(evaluation_copy(qmodel), args, qmodel.plan.target, "fixed")
     except ConversionError as error:
         return str(error)
     except ValueError as error:
-        # other errors follow from numbers that training changes
+        # Other errors follow from numbers that training changes.
         return str(error) if target_of(qmodel.plan.target).powers_of_two else ""
     return ""
 
 
 def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
-    """An instrumented model with the quantizers of a plan, whose scales are still to be calibrated or loaded."""
+    """An instrumented model with the quantizers of a plan; their scales are calibrated or loaded later."""
     values = {name: _placeholder(q) for name, q in plan.quantizers}
     return QuantizedModel(instrumented, plan, QuantizerNumbers(plan.by_name, values))
 
@@ -191,30 +191,30 @@ def convert(
     batch: Batch | None = None,
     state: Asked | None = None,
 ) -> IntegerGraph:
-    """The model as a graph that holds integers only, in evaluation mode.
+    """Convert the model, in evaluation mode, to a graph that holds integers only.
 
     Args:
       qmodel: the quantized model.
-      sample: one batch, an array or a tuple of the call's arguments. Of its arrays only the shapes matter: the first
-        axis of every array is the batch, and the graph takes any size of it. Its Python values (flags, numbers, None)
-        are part of the graph, which refuses a call with others.
-      target: the runtime whose rounding the graph obeys, or a `qjax.export.Backend`, whose kernels then compute what
+      sample: one batch, an array or a tuple of the call's arguments. Only the shapes of its arrays matter: the first
+        axis of every array is the batch, and the graph accepts any size of it. Its Python values (flags, numbers, None)
+        become part of the graph, which refuses a call with other values.
+      target: the runtime whose rounding the graph matches, or a `qjax.export.Backend`, whose kernels then compute what
         its patterns match; None takes the recipe's.
-      batch: "free": the graph takes any batch, and the model is traced on a second one to prove it. "fixed": it takes
-        the sample's only, and the first axes of arguments may differ. None: "free"; but "fixed" where the model cannot
-        be traced on another batch and holds a state with one row per example, such as a cache of its own; and, with a
-        warning, where the first axes of the arguments differ. A graph with a fixed batch says so:
-        `graph.ir.metadata["batch"] == "fixed"`.
-      state: the argument, by name or position, that the call returns changed, such as a cache. Its next value is the
-        part of the result that has the same structure, shapes and dtypes (of several, the one with the same name);
-        `state=(argument, key of the result)` says which. Both get the state's scales and zero points, so that
-        `graph.step(state, ...)` keeps the state as codes.
+      batch: "free": the graph accepts any batch size, which a trace at a second size proves. "fixed": it accepts the
+        sample's size only, and the first axes of the arguments may differ. None means "free", with two exceptions:
+        "fixed" where the model cannot be traced at another size and holds a state with one row per example, such as
+        its own cache; and "fixed" with a warning where the first axes of the arguments differ. A graph with a fixed
+        batch has `graph.ir.metadata["batch"] == "fixed"`.
+      state: the argument, by name or position, that the call returns in its next version, such as a cache. Its next
+        value is the part of the result with the same structure, shapes and dtypes (of several, the one with the same
+        name); `state=(argument, key of the result)` names it explicitly. Both have the same scales and zero points, so
+        that `graph.step(state, ...)` carries the state as codes.
 
     Raises:
       ValueError: a parameter holds NaN or infinity.
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
-      ProfileError: the recipe names a device whose rules the graph breaks. With another target than the recipe's no
-        rule is checked.
+      ProfileError: the graph breaks rules of the device that the recipe names. Under another target than the recipe's
+        the rules are not checked.
     """
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
@@ -242,20 +242,20 @@ def verify(
     """Compare the graph with the fake-quantized forward (evaluation mode) on every batch, node by node.
 
     Args:
-      graph: what `convert` made.
-      qmodel: the model that it was made of.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
-      inputs: what of a batch the model is called with.
+      graph: the graph that `convert` returned.
+      qmodel: the model from which it was made.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything.
+      inputs: picks the model's arguments out of a batch.
       runtimes: names of `qjax.runtimes.RUNTIMES`, such as "onnxruntime", "litert", "c". The graph is emitted for each
         of them into a temporary folder, the file is run there on every batch, and its outputs are compared with the
-        graph's. A mapping gives options of `graph.emit` with each name: {"onnxruntime": {"style": "qdq"}}.
+        graph's. A mapping adds options of `graph.emit` to each name: {"onnxruntime": {"style": "qdq"}}.
 
     Returns:
-      A report; `str()` of it is a verdict and a table.
+      A report; its `str()` is a verdict and a table.
 
     Raises:
-      ValueError: the graph of another model, an unknown runtime, or a format that cannot hold the graph.
-      ImportError: a runtime that is not installed.
+      ValueError: the graph belongs to another model, a runtime is unknown, or its format cannot hold the graph.
+      ImportError: a runtime is not installed.
     """
     if not isinstance(graph, IntegerGraph):
         raise TypeError(
@@ -294,7 +294,7 @@ def verify(
 
 
 def _target_of_graph(ir: Graph, own: Any) -> Any:
-    """The target or backend that a graph was made for, `own` being the model's; None where only its name is known."""
+    """The target or backend that a graph was made for (`own` is the model's); None where only its name is known."""
     fused = any(node.op == backend.NAME and node.attributes["backend"] is not None for node in ir.nodes)
     if target_of(own).name == ir.target and (backend_of(own) is not None) == fused:
         return own
@@ -302,7 +302,7 @@ def _target_of_graph(ir: Graph, own: Any) -> Any:
 
 
 def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """(state, arrays, rest of the arguments) -> output and codes."""
+    """A compiled function of (state, arrays, other arguments) that returns the output and the codes."""
     definition = Definition.of(graphdef)
     try:
         hash(definition)
@@ -317,7 +317,7 @@ def _codes(definition: Definition, state: Any, arrays: Any, rest: Any) -> tuple[
 
 
 _compiled_codes = jax.jit(_codes, static_argnums=(0, 3))
-"""Compiled once for a model, however often and against however many targets it is verified."""
+"""Compiled once per model, however often and against however many targets the model is verified."""
 
 
 def _edges(annotation: Annotation) -> set[str]:
@@ -348,10 +348,10 @@ def refuse_model(
     refused: Sequence[Explained],
     convert: Callable[[], Graph],
 ) -> None:
-    """Raise a ProfileError for what the recipe and the model's structure break.
+    """Raise a ProfileError for the rules that the recipe and the model's structure break.
 
     Args:
-      name: of the profile. refused: the equations without an integer form. convert: the graph of the model with
+      name: of the profile. refused: the equations without an integer form. convert: makes the graph of the model from
         its present numbers; the rules that depend on trained numbers are left to `qjax.convert`.
     """
     profile = profiles.get(name)
@@ -362,7 +362,7 @@ def refuse_model(
     operators: tuple[tuple[str, int], ...] = ()
     if not refused:
         try:
-            # Faults of a spec were reported above, with its quantizer, so do not report them again.
+            # The quantizers above have reported the faults of specs already, so do not report them again.
             verdict = check_graph(convert(), profile, trained=False, scheme=not found)
         except ConversionError as error:
             found.append(Violation("integers", "the model", "a graph of integers", str(error), "See there."))

@@ -1,4 +1,4 @@
-"""One call of a quantized model, traced but not run yet: its equations, its quantizers, and ways to run them."""
+"""One call of a quantized model, traced but not yet run: its equations, its quantizers, and several ways to run it."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
@@ -15,11 +15,11 @@ OWN: Literal["own"] = "own"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluated:
-    """What `Call.evaluate` computed.
+    """The result of `Call.evaluate`.
 
     output: what the model's `__call__` returns, in its own structure. recorded: label of a tensor -> what the recorder
-    kept of it; inside scans with a leading axis for each. values: the outputs of the traced program in its order, the
-    model's variables behind them; for `Call.write`.
+    returned for it, with a leading axis for each scan around it. values: the outputs of the traced program in its
+    order, followed by the model's variables; `Call.write` takes them.
     """
 
     output: Any
@@ -31,8 +31,8 @@ class Evaluated:
 class Call:
     """One call of a quantized model, made by `qmodel.trace(*args, **kwargs)`.
 
-    For forward passes that differ from the model's own: some quantizers off, another rounding, tensors recorded. It
-    changes nothing by itself, and it works inside of `jit`, `grad` and `vmap` as the model does.
+    Use it for forward passes that differ from the model's own: some quantizers off, another rounding, tensors recorded.
+    It changes nothing by itself, and it works inside of `jit`, `grad` and `vmap` as the model does.
 
         call = qmodel.trace(x)
         call.evaluate().output                             # qmodel(x)
@@ -41,7 +41,7 @@ class Call:
         call.evaluate(record=lambda place, x, quantized: jnp.max(x)).recorded   # label -> the tensor's maximum
 
     traced: the program, the names of its inputs, and their arrays. annotation: which operation each equation is, and
-    which tensors have which quantizer. Neither is to be changed.
+    which tensors have which quantizer. Do not change either of them.
     """
 
     traced: Traced
@@ -53,16 +53,16 @@ class Call:
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Label of each tensor with a quantizer -> what is known of it, in the order of execution."""
+        """Label of each tensor with a quantizer -> its place, in the order of execution."""
         found = (*self.annotation.values.values(), *self.annotation.weights.values())
         return {place.label: place for place in found}
 
     def quantize(self, place: Place, params: Any, x: Any) -> Any:
-        """Quantize one tensor as the model does: the default of `evaluate`, and what one's own function falls back to.
+        """Quantize one tensor as the model does: the default of `evaluate`, and the fallback in your own function.
 
         Args:
-          place: the tensor, as `evaluate` hands it over. params: its quantizer's arrays, see
-            `QuantizedModel.quantizer_values`. x: its real values.
+          place: the tensor, as `evaluate` passes it. params: its quantizer's arrays, see
+            `QuantizedModel.quantizer_values`. x: its float values.
 
         Returns:
           `qjax.ops.Quantized`: codes without the zero point in float32, and their scale.
@@ -79,7 +79,7 @@ class Call:
         averages: bool = True,
         evaluation: Callable[..., Evaluation] = Evaluation,
     ) -> Evaluated:
-        """Run the call. Without arguments this computes what the model itself does; the model's state stays.
+        """Run the call. Without arguments it computes what the model computes; the model's state does not change.
 
         Args:
           quantize: `(place, params, x) -> Quantized`, or None where that tensor is to stay in floats. "own" quantizes
@@ -88,8 +88,8 @@ class Call:
           record: `(place, x, quantized or None) -> what to keep`, called for every tensor with a quantizer; None keeps
             nothing of that tensor.
           params: name of a quantizer -> its arrays. None takes the model's own.
-          averages: whether averages (mean, average pooling) have the codes of the target's own formula; otherwise
-            `quantize` alone decides them.
+          averages: whether averages (mean, average pooling) follow the target's own formula; otherwise `quantize`
+            alone decides their codes.
           evaluation: a subclass of `qjax.tracing.Evaluation`.
 
         Raises:
@@ -104,7 +104,7 @@ class Call:
         return Evaluated(self.traced.outputs(values), recorded, values)
 
     def write(self, evaluated: Evaluated) -> None:
-        """Write the variables that the call changes (the statistics of a batch norm in training) into the model."""
+        """Store the variables that the call updated (such as batch-norm statistics in training) in the model."""
         changed = self.traced.new_state(evaluated.values)
         if changed is not None:
             write_state(self._module, changed)
@@ -113,7 +113,7 @@ class Call:
         known = {place.name for place in self.places.values()}
         if only - known:
             raise ValueError(
-                f"evaluate: only={sorted(only - known)!r} are no quantizers of this call. It has: "
+                f"evaluate: expected names of this call's quantizers in `only`, got {sorted(only - known)!r}. It has: "
                 f"{', '.join(dict.fromkeys(place.name for place in self.places.values()))}."
             )
 

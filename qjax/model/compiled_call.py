@@ -1,4 +1,4 @@
-"""A call outside of any trace, as one compiled program instead of hundreds."""
+"""Compiles a call that is made outside of any trace, so that one program runs instead of hundreds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from qjax.support.batches import as_array
 
 
 def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """The call of a quantized model, ready to run; None where JAX is tracing it already, or where no cache can hold it.
+    """The compiled call of a quantized model; None while JAX traces it already, or where no cache can hold it.
 
-    Running it returns the model's output and moves the model's own state. It is compiled once for a model, a mode and
-    the shapes of the arguments. The numbers of the model are arguments of the program.
+    Running it returns the model's output and updates the model's own state. It is compiled once per model, mode and
+    shapes of the arguments, because the numbers of the model are arguments of the program.
 
     Args:
       qmodel: a `QuantizedModel`. args, kwargs: those of its `__call__`.
@@ -30,7 +30,7 @@ def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     try:
         hash((definition, rest))
     except TypeError:
-        return None  # A module that has a dict or a list as an attribute.
+        return None  # a module with a dict or a list as an attribute has no hash
 
     def call() -> Any:
         output, changed = _compiled(definition, state, [as_array(x) for x in arrays], rest)

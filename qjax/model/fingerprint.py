@@ -1,8 +1,8 @@
-"""Records in a state which plan it belongs to, so that restoring it into another plan is an error.
+"""Records in a saved state which plan it belongs to, so that restoring it into another plan is an error.
 
-The names and shapes of a quantized model's numbers do not tell 8 bits from 4. So the state holds one row of integers
-for each quantizer. `nnx.update` and every eager use of the model compare them with the model's own plan. Nothing is
-compared inside `jit`.
+The names and shapes of a quantized model's numbers cannot tell 8 bits from 4. The state therefore holds one row of
+integers per quantizer, which `nnx.update` and every eager use of the model compare with the model's own plan. Nothing
+is compared inside `jit`.
 """
 
 import zlib
@@ -21,14 +21,14 @@ from qjax.calibration.learned import Quantizer
 _METHODS = estimators()
 _FIELDS = ("bits", "signed", "symmetric", "narrow_range", "method", "axis and groups")
 _SHOWN = 3
-"""How many differences a message names."""
+"""How many differences a message lists."""
 
 
 class QuantPlan(nnx.Variable):
-    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; nothing trains it."""
+    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; it is never trained."""
 
     def update_from_state(self, variable_state: Any) -> None:
-        """Take the value of a restored state, unless it belongs to another plan."""
+        """Take the value of a restored state, or raise if it belongs to another plan."""
         given = variable_state.get_raw_value()
         if given is not self.get_raw_value():
             compare(self.get_metadata("quantizers"), self.get_raw_value(), given)
@@ -36,12 +36,12 @@ class QuantPlan(nnx.Variable):
 
 
 def fingerprint(quantizers: Mapping[str, Quantizer]) -> QuantPlan:
-    """Of a model with these quantizers."""
+    """The fingerprint of a model with these quantizers."""
     return QuantPlan(jnp.asarray(rows(quantizers)), quantizers=tuple(quantizers))
 
 
 def rows(quantizers: Mapping[str, Quantizer]) -> np.ndarray:
-    """uint32 [quantizers, fields]: a name's number and what a message names."""
+    """uint32 [quantizers, fields]: a hash of each name, and the settings that a message can report."""
     found = [_row(name, quantizer) for name, quantizer in quantizers.items()]
     return np.asarray(found, np.uint32).reshape(-1, 1 + len(_FIELDS))
 
@@ -54,20 +54,20 @@ def _row(name: str, quantizer: Quantizer) -> list[int]:
 
 
 def _method(quantizer: Quantizer) -> int:
-    """The place of a known method; of another estimator, a number of its name beyond those."""
+    """The index of a known method, or for another estimator a hash of its name beyond those indices."""
     if quantizer.method in _METHODS:
         return _METHODS.index(quantizer.method)
     return _number(quantizer.estimator.name) | 2**31
 
 
 def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
-    """Raise where a state belongs to another plan; numbers that cannot be read now are left alone.
+    """Raise if a state belongs to another plan; numbers that cannot be read now are not compared.
 
     Args:
-      names: of the model's quantizers. own, given: the model's fingerprint and the state's.
+      names: of the model's quantizers. own, given: the fingerprints of the model and of the state.
     """
     mine, theirs = _read(own), _read(given)
-    # A stack of states, for example under vmap, has leading axes.
+    # A stack of states, as under vmap, has leading axes.
     if mine is None or theirs is None or theirs.ndim != 2 or np.array_equal(mine, theirs):
         return
     found = {int(row[0]): row for row in theirs}
@@ -79,7 +79,7 @@ def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
             continue
         for field, expected, came in zip(_FIELDS, row[1:], other[1:], strict=False):
             if expected != came:
-                here, there = _in_words(field, expected), _in_words(field, came)
+                here, there = _describe_field(field, expected), _describe_field(field, came)
                 differences.append(f"{name!r}: {here} in the model, {there} in the state")
     if found:
         differences.append(f"the state has {len(found)} quantizers that the model lacks")
@@ -87,12 +87,12 @@ def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
     raise ValueError(
         "Expected a state of this quantized model, got one of a model with other quantizers: "
         f"{'; '.join(differences[:_SHOWN]) or 'their order differs'}{more}. Quantize the model with the recipe that "
-        "the state was saved under and restore it there."
+        "the state was saved under, and restore it there."
     )
 
 
 def _read(value: Any) -> np.ndarray | None:
-    """The numbers, or None within a trace and for what other processes hold."""
+    """The numbers, or None inside a trace and for arrays that other processes hold."""
     if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or not hasattr(value, "shape"):
         return None
     if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
@@ -100,7 +100,7 @@ def _read(value: Any) -> np.ndarray | None:
     return np.asarray(value)
 
 
-def _in_words(field: str, value: Any) -> str:
+def _describe_field(field: str, value: Any) -> str:
     if field == "bits":
         return f"{value} bits"
     if field == "method":
@@ -112,5 +112,5 @@ def _in_words(field: str, value: Any) -> str:
 
 
 def _number(text: str) -> int:
-    """A text as 32 bits, the same in every process."""
+    """A 32-bit hash of a text that is the same in every process."""
     return zlib.crc32(text.encode())

@@ -1,4 +1,4 @@
-"""Refuses NaN and infinity among the numbers of a quantized model: they would become ordinary codes."""
+"""Refuses NaN and infinity among the numbers of a quantized model, because they would become ordinary codes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,12 +14,12 @@ from qjax.model.quantized_model import QuantizedModel
 
 
 def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
-    """Raise a ValueError that names every parameter with NaN or infinity, and how many; tracers are not looked at.
+    """Raise a ValueError that lists every parameter with NaN or infinity, and how many; tracers are not checked.
 
-    Parameters and statistics must be finite. Other variables, a mask say, may hold infinities; what the call does not
-    read is not looked at.
+    Parameters and statistics must be finite. Other variables, such as a mask, may hold infinities, and what the call
+    does not read is not checked.
 
-    what: the function that refuses. traced: a call of the model in evaluation mode.
+    what: the function that refuses, for the message. traced: a call of the model in evaluation mode.
     """
     finite = {"/".join(path) for kind in (nnx.Param, nnx.BatchStat) for path in _paths(nnx.state(qmodel.model, kind))}
     read = {value for eqn in traced.program.equations for value in eqn.inputs}
@@ -35,8 +35,8 @@ def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
                 faults += _fault(f"quantizer {name}, {key}", array, infinite=True)
     if faults:
         raise ValueError(
-            f"{what}: expected finite parameters, got {'; '.join(faults)}. Go back to an earlier checkpoint, and find "
-            "what made them: a learning rate too large, a division by zero, an overflow in float16."
+            f"{what}: expected finite parameters, got {'; '.join(faults)}. Go back to an earlier checkpoint and find "
+            "the cause: a learning rate that is too large, a division by zero, or an overflow in float16."
         )
 
 
@@ -51,7 +51,7 @@ def parameter_faults(qmodel: QuantizedModel) -> list[str]:
 
 
 def check_bounds(traced: Traced) -> None:
-    """Raise a ValueError that names the line of a clip, maximum or minimum with a bound that is NaN."""
+    """Raise a ValueError for a clip, maximum or minimum with a NaN bound, and name its line."""
     for eqn in traced.read.walk():
         if eqn.primitive not in ("clamp", "max", "min"):
             continue
@@ -59,7 +59,7 @@ def check_bounds(traced: Traced) -> None:
         if any(not isinstance(bound, Tracer) and np.isnan(np.asarray(bound, np.float32)).any() for bound in bounds):
             raise ValueError(
                 f"quantize: {eqn.where}: {eqn.primitive!r} has the bound NaN, so every "
-                "result is NaN. Expected numbers as bounds; None leaves a side of jnp.clip open."
+                "result is NaN. Expected numbers as bounds; to leave a side of jnp.clip open, pass None."
             )
 
 

@@ -62,10 +62,10 @@ ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product of a module under `Dynamic` or a `WeightFormat`.
+    """A matrix product or convolution of a module under `Dynamic` or a `WeightFormat`.
 
-    name: of the weight. module: its path. op: "dot" or "conv". shape: of the weight. setting: as it is computed.
-    scales: which weights share one.
+    name: of the weight. module: its path. op: "dot" or "conv". shape: of the weight. setting: how it is computed.
+    scales: which weights share a scale.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Product:
 
     @classmethod
     def of(cls, eqn: Equation, product: DynamicProduct | FormattedProduct, origins: Mapping[Value, str]) -> "Product":
-        """Of an equation that a product became. origins: of constants, the path of the parameter."""
+        """The product that an equation became. origins: constant -> the path of its parameter."""
         op = "conv" if product.eqn.primitive == "conv_general_dilated" else "dot"
         shape = tuple(product.eqn.in_shapes[product.weight])
         names = [origins[value] for value in eqn.inputs if value in origins]
@@ -96,11 +96,11 @@ class Plan:
     """What `quantize` decided, fixed for the life of the model; hashable.
 
     quantizers: name -> quantizer. float_paths: modules that stay float. details: name -> (kind, module, op, shape).
-    dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
-    integers: the ranges of integers of which the model computes functions.
-    by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
-    and left out. profile: the name of the device, or None. products: those that `dynamic` is about. blind: the
-    quantizers whose calibration data were a single number.
+    dynamic: modules whose products find scales at run time or use a weight format, and exceptions within them (None).
+    integers: the ranges of the integers of which the model computes functions. by_row: the quantizers of tables with
+    a scale per row. adapters: see `Recipe`; "merged" means that they are zero and left out. profile: the name of the
+    device, or None. products: the products that `dynamic` covers. blind: the quantizers that were calibrated on a
+    single number.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -124,7 +124,7 @@ class Plan:
 
     @functools.cached_property
     def fingerprint(self) -> np.ndarray:
-        """What the state of a model with this plan holds, see `qjax.model.fingerprint`."""
+        """The fingerprint that the state of a model with this plan holds, see `qjax.model.fingerprint`."""
         return rows(self.by_name)
 
     @functools.cached_property
@@ -134,14 +134,14 @@ class Plan:
         return f"The model was quantized with {', '.join(inputs)}." if inputs else ""
 
     def formula_of(self, place: Place) -> InputQuantization:
-        """By which formula a tensor gets its codes.
+        """The formula by which a tensor gets its codes.
 
         A runtime quantizes the model's inputs by a formula of its own. All later tensors arrive as codes.
         """
         return target_of(self.target).quantize if place.kind == "input" else "reciprocal"
 
     def is_float(self, path: str) -> bool:
-        """Whether the inside of a module stays float."""
+        """Whether everything inside a module stays float."""
         return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
 
     @functools.cached_property
@@ -153,7 +153,7 @@ class Plan:
         return next((self._settings[path] for path in (*ancestors(scope), "") if path in self._settings), None)
 
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:
-        """A trace of the model with the products of `dynamic` as the recipe wants them, and its quantizers' places."""
+        """A trace with the products of `dynamic` rewritten as the recipe asks, and the places of its quantizers."""
         with automatic(explicit_mesh(traced.args)):
             return self._read(traced)
 
@@ -175,9 +175,9 @@ class Plan:
         return traced, self.annotate(traced)
 
     def with_ranges(self, traced: Traced, declared: Sequence[Integers] = ()) -> "Plan":
-        """The plan with a range for all integers of which a trace of the model computes functions.
+        """The plan with a range for every integer tensor of which a trace of the model computes a function.
 
-        What the recipe does not declare is as wide as the integers of the call, and of those before it.
+        A range that the recipe does not declare covers the integers of this call and of all earlier ones.
         """
 
         def parts_spelled(name: str) -> set[str]:
@@ -191,13 +191,13 @@ class Plan:
             chosen = next((own for own in declared if own.name in parts_spelled(name)), None)
             argument = next((own for own in declared if own.name in traced.spellings(whole)), None)
             if chosen is None and argument is not None:
-                # of all parts; and it is checked on the argument itself
+                # The range holds for all parts, and it is checked on the argument itself.
                 known[whole] = dataclasses.replace(argument, name=whole)
             chosen = chosen or argument
             if chosen is not None:
                 known[name] = dataclasses.replace(chosen, name=name)
             elif isinstance(bounds, Tracer):
-                # Inside a trace the numbers are unknown. Any range will do to find the structure.
+                # The numbers are unknown inside a trace, and any range will do to find the structure.
                 known.setdefault(name, Integers(name, 0, 1, declared=False))
             elif name not in known or not known[name].declared:
                 known[name] = widened(known.get(name), name, np.asarray(bounds))
@@ -217,29 +217,29 @@ class Plan:
         for own in declared:
             if own.name not in inputs and not any(own.name in parts_spelled(name) for name in seen):
                 raise ValueError(
-                    f"Recipe: integers {own.name!r} is no integer input of this model. Integer inputs: "
+                    f"Recipe: expected an integer input of this model in integers, got {own.name!r}. Integer inputs: "
                     f"{', '.join(sorted(map(repr, inputs))) or 'none'}."
                 )
         return dataclasses.replace(self, integers=tuple(known.values()))
 
     def check_integers(self, traced: Traced) -> None:
-        """Raise where a call has integers out of their range, as far as their numbers are known."""
+        """Raise where integers of a call are out of their range, as far as their numbers are known."""
         for known in self.integers:
             if known.name in traced.names:
                 known.check(known.name, traced.args[traced.names.index(known.name)])
 
     def annotate(self, traced: Traced) -> Annotation:
-        """The places of the quantizers in a trace of the model.
+        """Find the places of the quantizers in a trace of the model.
 
         Raises:
-          TypeError: integers or booleans for an input of which the sample had floats.
+          TypeError: integers or booleans for an input that was float in the sample.
         """
         given = dict(zip(traced.names, traced.args, strict=True))
         for name, (kind, *_) in self.details:
             if kind == "input" and name in given and not jnp.issubdtype(given[name].dtype, jnp.floating):
                 raise TypeError(
                     f"Input {name!r}: expected floats, as in the sample that the model was quantized with, got "
-                    f"{given[name].dtype}. Convert it as for training, x.astype(np.float32) / 255 for images, say; or "
+                    f"{given[name].dtype}. Convert it as for training (for images, x.astype(np.float32) / 255), or "
                     "quantize with a sample of this type."
                 )
         return annotate(
@@ -247,7 +247,7 @@ class Plan:
         )
 
     def check_known(self, annotation: Annotation) -> None:
-        """Raise where a call has tensors that have no quantizer, because the model was quantized on another path."""
+        """Raise where a call has tensors without a quantizer, because the sample took another path in the model."""
         known = self.by_name
         for name, place in annotation.places().items():
             if name not in known:
@@ -257,13 +257,13 @@ class Plan:
                     f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
                     f"{len(known)} quantizers are known{', among them ' if near else ''}{', '.join(near)}. The model's "
                     "structure must not depend on the call. Give arguments of the sample's dtypes (uint8 images are no "
-                    "float images). A loop over the examples in Python takes the sample's batch only (jax.vmap and "
-                    "jax.lax.map take any). Or call qjax.quantize with a sample that takes this path."
+                    "float images). A loop over the examples in Python accepts the sample's batch only (jax.vmap and "
+                    "jax.lax.map accept any). Or call qjax.quantize with a sample that takes this path."
                 )
 
 
 def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
-    """What a recipe says of a model before it has quantizers. types: module path -> class."""
+    """The plan that a recipe implies for a model before it has quantizers. types: module path -> class."""
     profile = None if recipe.profile is None else profiles.get(recipe.profile).name
     dynamic = recipe.dynamic_paths(types)
     return Plan(
@@ -282,11 +282,11 @@ class QuantizedModel(nnx.Module):
     """The user's model with fake quantization on the tensors of its plan.
 
     An ordinary `nnx.Module`: `train()`, `eval()`, `nnx.split`, optimizers and transforms apply. Calling it calls the
-    user's `__call__`; the user's own parameters are under `model`, the quantizers' under `quantizers`.
+    user's `__call__`; the user's own parameters are under `model`, those of the quantizers under `quantizers`.
     """
 
     post_training_report: Any = None
-    """What `qjax.post_training` did, step by step; None for a model that it did not make."""
+    """The report of `qjax.post_training`, step by step; None for a model that was quantized otherwise."""
 
     def __init__(self, model: nnx.Module, plan: Plan, quantizers: QuantizerNumbers) -> None:
         self.model = model
@@ -303,7 +303,7 @@ class QuantizedModel(nnx.Module):
             if program is not None:
                 self.check_state()
                 if self.plan.integers:
-                    self.trace(*args, **kwargs)  # Their range can be checked only where the numbers are known.
+                    self.trace(*args, **kwargs)  # the range of integers can be checked only where the numbers are known
                 return program()
             call = self.trace(*args, **kwargs)
             evaluated = call.evaluate()
@@ -311,10 +311,10 @@ class QuantizedModel(nnx.Module):
         return evaluated.output
 
     def warn_if_blind(self, what: str) -> tuple[str, ...]:
-        """Warn of the quantizers that only a single number has given a range; returns their names.
+        """Warn of the quantizers that were calibrated on a single number; returns their names.
 
-        A quantizer whose numbers training or a checkpoint has changed since then is none of them; inside of a trace
-        this is not known. what: the function that asks, for the message.
+        A quantizer whose numbers training or a checkpoint has changed since then no longer counts, but inside of a
+        trace this is not known. what: the calling function, for the message.
         """
         still = tuple(blind for blind in self.plan.blind if self._is_still(blind))
         if still:
@@ -339,8 +339,8 @@ class QuantizedModel(nnx.Module):
     def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
 
-        A tensor of a loop over time is there for all iterations at once as well, under the label without the last
-        iteration: a graph may compute it in front of the loop. Moves no statistics.
+        A tensor of a loop over time also appears for all iterations at once, under the label without the last
+        iteration, because a graph may compute it before the loop. Statistics are not updated.
         """
         call = self.trace(*args, **kwargs)
         annotation = call.annotation
@@ -364,7 +364,7 @@ class QuantizedModel(nnx.Module):
         return evaluated.output, codes
 
     def trace(self, *args: Any, **kwargs: Any) -> Call:
-        """Trace a call without running it: for forward passes that differ from the model's own, see `Call`.
+        """Trace a call without running it, for forward passes that differ from the model's own; see `Call`.
 
         Raises:
           TraceError: the model cannot be traced with these arguments.
@@ -376,12 +376,12 @@ class QuantizedModel(nnx.Module):
         return Call(traced, annotation, self.model, self.plan.shared, self._quantize, self.quantizer_values)
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
-        """name -> the arrays that a quantizer works with, learned scales as scales."""
+        """name -> the arrays that a quantizer works with, where learned log-scales are converted to scales."""
         self.check_state()
         return self.quantizers.ready(self.plan.by_name)
 
     def check_state(self) -> None:
-        """Raise ValueError where the model's numbers were restored from a state of another plan; outside of `jit`."""
+        """Raise ValueError if the model's numbers were restored from a state of another plan; outside of `jit` only."""
         compare(self.fingerprint.get_metadata("quantizers"), self.plan.fingerprint, self.fingerprint.get_raw_value())
 
     @with_transfers
@@ -399,7 +399,7 @@ class QuantizedModel(nnx.Module):
 
 
 def widened(known: Integers | None, name: str, bounds: np.ndarray) -> Integers:
-    """A range that holds what it did, 0, and the integers from bounds[0] to bounds[1]."""
+    """A range that covers the known range, 0, and the integers from bounds[0] to bounds[1]."""
     low, high = min(0, int(bounds[0])), int(bounds[1]) + 1
     if known is not None:
         low, high = min(low, known.low), max(high, known.high)
@@ -410,7 +410,7 @@ def check_quantized(value: Any, what: str, *, numbers: bool = True) -> None:
     """Raise unless `value` is what `quantize` returned.
 
     Args:
-      what: the name of the function that was called, for messages.
+      what: the name of the calling function, for messages.
       numbers: whether that function reads the model's numbers in Python.
     """
     if not isinstance(value, QuantizedModel):
@@ -427,7 +427,7 @@ def check_quantized(value: Any, what: str, *, numbers: bool = True) -> None:
 
 
 def evaluation_copy(model: ModuleT) -> ModuleT:
-    """A copy in evaluation mode; the module itself keeps its mode and its state."""
+    """A copy in evaluation mode; the original keeps its mode and its state."""
     copy = nnx.clone(model)
     copy.eval()
     return copy

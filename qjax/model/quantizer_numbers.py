@@ -1,9 +1,9 @@
-"""The numbers of all quantizers of a model, each kind in one vector.
+"""Packs the numbers of all quantizers of a model into a few vectors, one per kind of number.
 
-Flax walks through every module and every variable of a model in each call of a transform. A quantizer has two numbers
-or more, and a network has hundreds of quantizers. With a variable for each, this walk took longer than the step itself
-where the batch was small. So all learned logarithms of scales are one variable, all zero points that stay are another,
-and so on.
+Flax walks through every module and every variable of a model in each call of a transform. A quantizer has two or more
+numbers, and a network has hundreds of quantizers. With one variable per number, this walk took longer than the training
+step itself where the batch was small. So the learned logarithms of all scales are one variable, all fixed zero points
+are another, and so on.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ _LEARNED = "learned_"
 
 
 class QuantParam(nnx.Param):
-    """Numbers of quantizers that training moves: the logarithms of scales, zero points, thresholds."""
+    """Numbers of quantizers that training updates: the logarithms of scales, zero points, thresholds."""
 
 
 class QuantStat(nnx.Variable):
-    """Numbers of quantizers that only calibration moves."""
+    """Numbers of quantizers that only calibration sets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """The place of one quantizer's array in a vector."""
+    """Where the array of one quantizer lies in a vector."""
 
     name: str
     start: int
@@ -49,7 +49,7 @@ class _Entry:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """A vector: the attribute that holds it, what it holds, and whose; entries of one size are neighbours."""
+    """A vector: its attribute, the number that it holds, and the entries; entries of one size are neighbours."""
 
     attribute: str
     key: str
@@ -59,7 +59,7 @@ class _Group:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Layout:
-    """Where every number is. Equal ones are compared by their groups, and hashed once."""
+    """Where every number lies. Layouts are compared by their groups, and hashed once."""
 
     names: tuple[str, ...]
     groups: tuple[_Group, ...]
@@ -81,7 +81,7 @@ class _Layout:
 
     @functools.cached_property
     def places(self) -> Mapping[str, Mapping[str, tuple[str, _Entry]]]:
-        """Quantizer -> name of an array -> the attribute and the place in it."""
+        """Quantizer -> name of an array -> the vector's attribute and the entry in it."""
         found: dict[str, dict[str, tuple[str, _Entry]]] = {name: {} for name in self.names}
         for group in self.groups:
             for entry in group.entries:
@@ -112,10 +112,10 @@ def _layout(quantizers: Mapping[str, Quantizer], values: Mapping[str, Mapping[st
 
 
 class QuantizerNumbers(nnx.Module):
-    """The numbers of all quantizers: a variable for each kind, of which `numbers[name]` shows one quantizer's part.
+    """The numbers of all quantizers: one variable per kind; `numbers[name]` is a view of one quantizer's share.
 
-    What training moves is a `QuantParam` ("learned_log2_scale"), what only calibration moves a `QuantStat`
-    ("zero_point").
+    Numbers that training updates are a `QuantParam` ("learned_log2_scale"), those that only calibration sets a
+    `QuantStat` ("zero_point").
     """
 
     def __init__(self, quantizers: Mapping[str, Quantizer], values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -143,7 +143,7 @@ class QuantizerNumbers(nnx.Module):
     def named(self, state: Any = None) -> dict[str, dict[str, Any]]:
         """Quantizer -> its arrays by name.
 
-        state: what has vectors of this module by attribute, as gradients and an optimizer's moments have them
+        state: anything with this module's vectors as attributes, such as gradients or an optimizer's moments
         (`gradients["quantizers"]`); arrays that it lacks are left out. None is the module itself.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in self.layout.names}
@@ -156,7 +156,7 @@ class QuantizerNumbers(nnx.Module):
         return found
 
     def ready(self, quantizers: Mapping[str, Quantizer]) -> dict[str, dict[str, Any]]:
-        """`named()` with every "log2_scale" of LSQ turned into its "scale", all in one computation."""
+        """`named()` with every "log2_scale" of LSQ converted to its "scale", all in one computation."""
         found: dict[str, dict[str, Any]] = {name: {} for name in self.layout.names}
         for group in self.layout.groups:
             vector = _array(getattr(self, group.attribute))
@@ -172,7 +172,7 @@ class QuantizerNumbers(nnx.Module):
         return found
 
     def write(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give quantizers other numbers: name -> arrays by name, in their shapes; others stay as they are."""
+        """Set numbers of quantizers: name -> arrays by name, in their shapes; quantizers not named do not change."""
         changed: dict[str, list[tuple[_Entry, Any]]] = {}
         for name, arrays in values.items():
             for key, value in arrays.items():
@@ -180,7 +180,7 @@ class QuantizerNumbers(nnx.Module):
                 changed.setdefault(attribute, []).append((entry, value))
         for attribute, parts in changed.items():
             variable: nnx.Variable[Any] = getattr(self, attribute)
-            variable[...] = _written(variable[...], parts)
+            variable[...] = _write_entries(variable[...], parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ class OneQuantizer:
         return {key: OneArray(self, key)[...] for key in self.numbers.layout.places[self.name]}
 
     def place(self, key: str) -> tuple[str, _Entry]:
-        """The attribute of the vector that holds an array, and where."""
+        """The attribute of the vector that holds an array, and its entry there."""
         places = self.numbers.layout.places[self.name]
         if key not in places:
             raise AttributeError(f"Quantizer {self.name!r} has no {key!r}; it has {', '.join(places) or 'no numbers'}.")
@@ -203,7 +203,7 @@ class OneQuantizer:
 
     def __getattr__(self, key: str) -> "OneArray":
         if key.startswith("_") or key in ("numbers", "name"):
-            # asked by copy and pickle before there are any
+            # copy and pickle ask for these before the object has any fields
             raise AttributeError(key)
         self.place(key)
         return OneArray(self, key)
@@ -211,7 +211,7 @@ class OneQuantizer:
 
 @dataclasses.dataclass(frozen=True)
 class OneArray:
-    """An array of one quantizer; `array[...]` reads and writes it, as a variable of its own would."""
+    """An array of one quantizer; `array[...]` reads and writes it as if it were a variable."""
 
     quantizer: OneQuantizer
     key: str
@@ -224,7 +224,7 @@ class OneArray:
     def __getitem__(self, index: Any) -> Any:
         attribute, entry = self.quantizer.place(self.key)
         vector = getattr(self.quantizer.numbers, attribute)[...]
-        # on the host where that is possible: each slice would be a program of its own
+        # Slice on the host where possible, because each slice on the device would be a program of its own.
         cut = (np.asarray(vector) if _is_here(vector) else vector)[entry.start : entry.end]
         return jnp.asarray(cut.reshape(entry.shape)[index])
 
@@ -235,7 +235,7 @@ class OneArray:
 
 
 def _array(value: Any) -> Any:
-    """The numbers; where explicit axes of a mesh split them, every device gets all."""
+    """The numbers; if explicit axes of a mesh split them, every device gets all of them."""
     array = value[...] if isinstance(value, nnx.Variable) else value
     mesh = explicit_mesh(array)
     return array if mesh is None else typed(array, WHOLE, mesh)
@@ -255,10 +255,10 @@ def _pieces(vector: Any, group: _Group) -> list[Any]:
     return unpacked(vector, [entry.shape for entry in group.entries])
 
 
-def _written(vector: Any, parts: list[tuple[_Entry, Any]]) -> jax.Array:
+def _write_entries(vector: Any, parts: list[tuple[_Entry, Any]]) -> jax.Array:
     shaped = [(entry, _flat(entry, value, vector.dtype)) for entry, value in parts]
     if all(_is_here(x) for x in (vector, *(value for _, value in shaped))):
-        # on the host: each place would be a program of its own
+        # Write on the host, because each write on the device would be a program of its own.
         copy = np.array(vector)
         for entry, value in shaped:
             copy[entry.start : entry.end] = np.asarray(value)

@@ -1,4 +1,4 @@
-"""The table of a model's quantizers."""
+"""The table of a model's quantizers that `qmodel.summary()` prints."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from qjax.support.tables import Grid, Summary
 
 
 def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
-    """Every quantizer of a model, and every product without one: its place, its codes, its parameters."""
+    """List every quantizer of a model, and every product without one: its place, codes and parameters."""
     details = dict(plan.details)
     rows: list[list[str]] = []
     for name, q in plan.quantizers:
@@ -37,7 +37,7 @@ def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
 
 
 def grain(spec: QSpec) -> str:
-    """Which elements of a tensor share a scale."""
+    """Describe which elements of a tensor share a scale."""
     parts = [] if spec.axis is None else [f"axis {spec.axis}"]
     parts += [] if spec.group_size is None else [f"groups of {spec.group_size}"]
     return ", ".join(parts) or "per tensor"
@@ -48,7 +48,7 @@ def _codes(spec: QSpec) -> str:
 
 
 def _rows_of(product: Any) -> list[list[str]]:
-    """A product under `Dynamic` or a `WeightFormat`: its weight, and the activation where that has codes."""
+    """The rows of a product under `Dynamic` or a `WeightFormat`: its weight, and its activation if that has codes."""
     setting, method = product.setting, type(product.setting).__name__
     given = getattr(setting, "weights", setting)
     codes = _codes(given) if isinstance(given, QSpec) else given.name

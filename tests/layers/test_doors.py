@@ -122,6 +122,6 @@ def test_a_cache_among_the_variables():
     assert np.array_equal(qjax.from_linen(plain, variables)(x), qjax.from_linen(plain, variables["params"])(x))
     qmodel = qjax.quantize(qjax.from_linen(attention, variables), qjax.Recipe(), x)
     with pytest.raises(
-        qjax.ConversionError, match=r"writes the variable 'cached_.*' from its arguments, and a graph keeps"
+        qjax.ConversionError, match=r"writes the variable 'cached_.*' from its arguments, but a graph keeps"
     ):
         qjax.convert(qmodel, x)

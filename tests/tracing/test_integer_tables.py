@@ -212,7 +212,7 @@ def test_what_differs_from_position_to_position_is_no_function_of_the_integer():
 def test_errors_of_ranges_say_what_to_declare():
     with pytest.raises(ValueError, match="expected low < high for 'positions'"):
         qjax.integers("positions", 4, 4)
-    with pytest.raises(ValueError, match=r"integers 'position' is no integer input.*'positions'"):
+    with pytest.raises(ValueError, match=r"expected an integer input.*got 'position'.*'positions'"):
         quantized(sines, batch(), qjax.integers("position", 0, 4096))
     with pytest.raises(ValueError, match=r"has no value at 0\. Every integer from 0 to 2047 needs one"):
         quantized(lambda model, x, positions: x * jnp.log(angles(positions) - 1.0), batch())
