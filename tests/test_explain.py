@@ -82,7 +82,7 @@ def test_nothing_that_no_output_needs_is_in_the_way() -> None:
         (lambda x: jnp.asarray(np.asarray(x)), "a call of numpy"),
         (lambda x: jnp.arange(x.sum()), "a shape"),
         (lambda x: x[: x.argmax().item()], "a shape"),
-        (lambda x: x * x.sum().item(), r"a shape, or a number of Python \(float\(x\), x.item\(\)\)"),
+        (lambda x: x * x.sum().item(), r"a shape or a Python number \(float\(x\), x.item\(\)\)"),
     ],
 )
 def test_a_structure_that_depends_on_data_is_named_with_its_line(middle: Any, what: str) -> None:

@@ -300,7 +300,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             qjax.from_function(lambda w, x: x @ w * jnp.linspace(0.0, 1.0, 3)[1].item(), X.T), qjax.Recipe(), X
         ),
         qjax.TraceError,
-        r"x.item\(\)\), of an array that is being traced.*np.linspace for jnp.linspace",
+        r"x.item\(\)\) taken from an array that is being traced.*np.linspace for jnp.linspace",
     ),
     "emit of C to a file": (
         lambda: made()[2].emit("c", "never.c"),
@@ -473,7 +473,7 @@ def test_a_cut_that_is_longer_than_any_sample_is_seen(cut: Callable[[jax.Array],
             return cut(super().__call__(x))
 
     qmodel = qjax.quantize(Cut(nnx.Rngs(0)), qjax.Recipe(), X)
-    with pytest.raises(qjax.ConversionError, match=r"test_mistakes.py:\d+.*a batch of 10,007 takes other operations"):
+    with pytest.raises(qjax.ConversionError, match=r"test_mistakes.py:\d+.*a batch of 10,007 runs other operations"):
         qjax.convert(qmodel, X)
 
 

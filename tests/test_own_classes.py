@@ -214,7 +214,7 @@ class Writes(nnx.Module):
 def test_what_a_call_stores():
     qmodel = qjax.quantize(Writes("sow"), qjax.Recipe(), X)
     assert equal(qjax.convert(qmodel, X)(X), qjax.convert(quantized(of_two), X)(X))
-    with pytest.raises(ValueError, match="makes the variable 'loss', which the module did not have before"):
+    with pytest.raises(ValueError, match="creates the variable 'loss', which the module did not have before"):
         qjax.quantize(Writes("make"), qjax.Recipe(), X)
     qmodel = qjax.quantize(Writes("write"), qjax.Recipe(), X)
     with pytest.raises(qjax.ConversionError, match="writes the variable 'last' from its arguments"):

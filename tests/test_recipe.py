@@ -214,7 +214,7 @@ def test_override_that_matches_nothing_lists_what_there_is():
     [
         ({"target": "abacus"}, ValueError, "abacus"),
         ({"activations": QSpec(axis=-1)}, ValueError, "per-tensor activations"),
-        ({"method": "dynamic"}, ValueError, "is for weights"),
+        ({"method": "dynamic"}, ValueError, "is for weights only"),
         ({"method": "guess"}, ValueError, "lsq.*guess"),
         ({"weight_method": "guess"}, ValueError, "lsq.*guess"),
         ({"observer": "guess"}, ValueError, "guess.*minmax"),
@@ -226,7 +226,7 @@ def test_override_that_matches_nothing_lists_what_there_is():
         ({"other_bits": 1}, ValueError, r"other_bits: expected an integer in 2\.\.16, got 1"),
         ({"overrides": {"head": 4}}, TypeError, r"qjax.FLOAT, qjax.Dynamic\(\) or a qjax.WeightFormat, got 4"),
         ({"overrides": {"(": FLOAT}}, ValueError, "not a regular expression"),
-        ({"overrides": {3: FLOAT}}, TypeError, "keyed by a path or a layer type"),
+        ({"overrides": {3: FLOAT}}, TypeError, "expected a path or a layer type as a key"),
     ],
 )
 def test_invalid_recipes(kwargs, error, message):
@@ -307,7 +307,7 @@ def test_reduce_range_takes_one_bit_of_every_activation_of_eight():
     spec = QSpec(bits=7, symmetric=False)
     assert type(recipe.observer_of(spec)) is type(Recipe().observer_of(QSpec(symmetric=False)))
     assert type(recipe.observer_of(spec)) is not type(Recipe().observer_of(spec))
-    with pytest.raises(TypeError, match=r"reduce_range must be True or False. Got 7"):
+    with pytest.raises(TypeError, match=r"reduce_range: expected True or False, got 7"):
         Recipe(reduce_range=7)  # pyright: ignore[reportArgumentType]
 
 

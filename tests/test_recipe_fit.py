@@ -125,8 +125,8 @@ def test_groups_that_no_weight_has_are_an_error() -> None:
 
 def test_everything_that_is_wrong_is_reported_together() -> None:
     text = refused(Recipe(overrides={nnx.Linear: QSpec(axis=0)}))
-    assert "'first/kernel': scales may run along" in text
-    assert "'last/kernel': scales may run along" in text
+    assert "'first/kernel': expected scales along" in text
+    assert "'last/kernel': expected scales along" in text
 
     class Convolutions(nnx.Module):
         def __init__(self) -> None:
@@ -174,9 +174,9 @@ def test_the_summary_has_rows_for_formats() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"weights": QSpec(bits=16)}, "takes over the codes of the recipe .* weights: expected 2 to 8 bits"),
+        ({"weights": QSpec(bits=16)}, "takes those of the recipe.* weights: expected 2 to 8 bits"),
         ({"weights": QSpec(symmetric=False)}, "weights: expected symmetric codes"),
-        ({"activations": QSpec(bits=12)}, "activations: expected 2 to 8 bits.* Or state its own"),
+        ({"activations": QSpec(bits=12)}, "activations: expected 2 to 8 bits.* Or give it its own"),
     ],
 )
 def test_codes_of_the_recipe_that_dynamic_does_not_take(kwargs: Any, message: str) -> None:
@@ -219,7 +219,7 @@ def test_overrides_without_an_effect() -> None:
     of_kernel = Override(activations=QSpec(bits=4))
     assert "Write qjax.Override(weights=...)" in refused(Recipe(overrides={"last/kernel": of_kernel}))
     inside: Any = {".*": ROWS, "last": QSpec(bits=4)}
-    assert "override 'last' is for calibrated integers, but other overrides keep all" in refused(
+    assert "override 'last' is for calibrated integers, but other overrides keep everything" in refused(
         Recipe(overrides=inside)
     )
     order: Any = {"last": QSpec(bits=6), ".*": QSpec(bits=4)}
@@ -258,7 +258,7 @@ TQT: dict[str, Any] = {"target": "fpga", "activations": QSpec(bits=8), "method":
 
 def test_scales_that_a_target_cannot_have() -> None:
     text = refused(Recipe(**TQT))
-    assert "'lsq' of weights finds others. Use weight_method='tqt'" in text
+    assert "'lsq' of weights finds other scales. Use weight_method='tqt'" in text
     assert text.count("\n") == 0
     assert refused(Recipe(target="fpga")).count("\n") == 1
 

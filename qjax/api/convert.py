@@ -15,7 +15,15 @@ from qjax.graph import state as states
 from qjax.graph.ir import Graph
 from qjax.graph.structure import Call, describe, describe_arguments, join_arguments, split_arguments
 from qjax.graph.unsupported import unsupported
-from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, said_of_one, trace
+from qjax.layers import (
+    Traced,
+    TraceError,
+    check_any_batch,
+    check_nothing_drawn,
+    describe_batch_of_one,
+    positional,
+    trace,
+)
 from qjax.lower import ConversionError, quantized_graph
 from qjax.model.finite import check_finite
 from qjax.model.quantized_model import QuantizedModel, evaluation_copy
@@ -106,7 +114,7 @@ def graph_of(
         graph = assign(quantized, rounding)
     if concrete and second is not None and not checked:
         _as_conversion_error(check_any_batch, model, args, programs, sizes)
-        if 1 not in sizes and (said := said_of_one(model, args, traced.read, sizes[0])) is not None:
+        if 1 not in sizes and (said := describe_batch_of_one(model, args, traced.read, sizes[0])) is not None:
             warnings.warn(
                 f"{said}. The graph does on every batch what the model does on a batch of {sizes[0]}. Write the model "
                 "without special cases for the batch size, and name the axis to squeeze, as in jnp.squeeze(x, -1).",

@@ -1,6 +1,6 @@
-"""Flax modules, and models of other libraries, in the form that the tracer reads."""
+"""Brings Flax modules, and models of other libraries, into the form that the tracer reads."""
 
-from qjax.layers.any_batch import check_any_batch, check_nothing_drawn, said_of_one
+from qjax.layers.any_batch import check_any_batch, check_nothing_drawn, describe_batch_of_one
 from qjax.layers.scope import instrument, module_types
 from qjax.layers.static_key import Definition
 from qjax.layers.trace import Traced, TraceError, positional, trace, write_state
@@ -11,10 +11,10 @@ __all__ = [
     "Traced",
     "check_any_batch",
     "check_nothing_drawn",
+    "describe_batch_of_one",
     "instrument",
     "module_types",
     "positional",
-    "said_of_one",
     "trace",
     "write_state",
 ]

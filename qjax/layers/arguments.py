@@ -1,4 +1,4 @@
-"""Gives a call's arguments to the parameters of a function, also to those that take keywords only."""
+"""Passes the arguments of a batch to a function, also to its keyword-only parameters."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def with_keywords(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, of which those behind the positional parameters get the names of keyword-only ones.
+    """Split the arguments: those behind the positional parameters get the names of keyword-only ones.
 
-    A batch is a tuple, so it has no names. What is left of it goes to the keyword-only parameters that have no default
-    and no value in `kwargs`, in their order; what is left then stays positional.
+    A batch is a tuple, so its values have no names. Those left over go, in order, to the keyword-only parameters that
+    have neither a default nor a value in `kwargs`; any values still left stay positional.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # A callable without a known signature.
+    except ValueError:  # a callable without a known signature
         return tuple(args), dict(kwargs)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return tuple(args), dict(kwargs)

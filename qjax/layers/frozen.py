@@ -1,4 +1,4 @@
-"""Parameters that a model holds as codes; while the model is traced they are what its own code expects."""
+"""Parameters that a model stores as codes, and that are floats again while the model is traced."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,27 +10,27 @@ from qjax.tracing.rewrites.frozen import thaw
 
 
 class FrozenParam(nnx.Variable[Any]):
-    """A parameter of the model as packed codes and their scales: a tuple of arrays. No `nnx.Param`, so nothing trains.
+    """A parameter stored as a tuple of packed codes and their scales. It is not an `nnx.Param`, so it is not trained.
 
-    Its metadata: frozen, a `qjax.ops.frozen.Frozen`; kind, the class of variable that it was, and described, the
-    metadata of that variable.
+    Its metadata: `frozen`, a `qjax.ops.frozen.Frozen`; `kind`, the class of the variable that it replaces; and
+    `described`, the metadata of that variable.
     """
 
     @classmethod
     def of(cls, variable: nnx.Variable[Any], frozen: Frozen, packed: tuple[Any, ...]) -> "FrozenParam":
-        """In the place of a variable."""
+        """Make the frozen form of a variable."""
         described = tuple(variable.get_metadata().items())
         return cls(packed, frozen=frozen, kind=type(variable), described=described)
 
     def thawed(self) -> nnx.Variable[Any]:
-        """The variable that it was, with the floats that the codes stand for."""
+        """The original variable, with the floats that the codes represent."""
         frozen = self.get_metadata("frozen")
         value = thaw(frozen, self.get_raw_value())
         return self.get_metadata("kind")(value, **dict(self.get_metadata("described")))
 
 
 def frozen_parameters(model: nnx.Module) -> Iterator[tuple[Any, str, FrozenParam]]:
-    """(owner, name, parameter) of each; one that several modules share comes with each of them."""
+    """(owner, name, parameter) of each frozen parameter; one that several modules share comes with each of them."""
     seen = set[int]()
     for _, owner in nnx.iter_graph(model):
         if isinstance(owner, nnx.Variable) or id(owner) in seen:
@@ -42,7 +42,7 @@ def frozen_parameters(model: nnx.Module) -> Iterator[tuple[Any, str, FrozenParam
 
 
 def replace_all(places: list[tuple[Any, str, FrozenParam]]) -> None:
-    """Put floats in the places of frozen parameters."""
+    """Replace frozen parameters by floats."""
     known: dict[int, nnx.Variable[Any]] = {}
     for owner, name, parameter in places:
         if id(parameter) not in known:
@@ -51,6 +51,6 @@ def replace_all(places: list[tuple[Any, str, FrozenParam]]) -> None:
 
 
 def put_back(places: list[tuple[Any, str, FrozenParam]]) -> None:
-    """The inverse of `replace_all`."""
+    """Undo `replace_all`."""
     for owner, name, parameter in places:
         setattr(owner, name, parameter)

@@ -1,7 +1,7 @@
-"""Any JAX function of parameters as an `nnx.Module`: Haiku, Equinox, plain JAX.
+"""Wraps any JAX function of parameters as an `nnx.Module`: models of Haiku, Equinox and plain JAX.
 
-The leaves of the parameters become nnx variables under their paths in the pytree. A call puts the pytree together again
-and calls the function. While it runs, the names of `jax.named_scope` say which part of the model an operation is in.
+The leaves of the parameters become nnx variables under their paths in the pytree. A call reassembles the pytree and
+calls the function. While it runs, the names of `jax.named_scope` tell which part of the model an operation belongs to.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from qjax.tracing import NAMED, SCOPE
 
 @dataclasses.dataclass(eq=False)
 class Function:
-    """The static side of a wrapped function, known by identity.
+    """The static side of a wrapped function, compared by identity.
 
-    params, state: the pytree, and the path of the nnx variable of each leaf; state is None where there is none.
-    types: path -> class of the nodes of the parameters that are objects, such as Equinox modules.
+    params, state: the pytree, and for each leaf the path of its nnx variable; state is None if the function has none.
+    types: path -> class, for the nodes of the parameters that are objects, such as Equinox modules.
     """
 
     apply: Callable[..., Any]
@@ -39,18 +39,18 @@ class Function:
 
 @dataclasses.dataclass(eq=False)
 class Leaves:
-    """A pytree without its leaves: the structure, and where each leaf is kept."""
+    """A pytree without its leaves: the structure, and the path at which each leaf is stored."""
 
     tree: Any
     places: tuple[tuple[str, ...], ...]
 
 
 class FunctionVariables(nnx.Module):
-    """The variables of one node of the parameters, and those below it."""
+    """The variables of one node of the parameters, and of the nodes below it."""
 
 
 class FunctionModule(FunctionVariables):
-    """What `from_function` returns."""
+    """The module that `from_function` returns."""
 
     def __init__(self, function: Function, rngs: nnx.Rngs | None) -> None:
         self.qjax_function = function
@@ -61,12 +61,12 @@ class FunctionModule(FunctionVariables):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, training = self.qjax_function, not self.deterministic
         streams = getattr(self, "rngs", None)
-        # In evaluation every call draws the same numbers and advances no stream.
+        # In evaluation every call draws the same numbers, so no stream advances.
         keys = {n: streams[n]() if training else streams[n].key[...] for n in streams} if streams is not None else {}
         options = {**keys, **(function.training if training else function.evaluation), **kwargs}
         params, state = self.pytrees()
         bound = functools.partial(function.apply, *((params,) if function.state is None else (params, state)))
-        args, options = _fitting(bound, args, options)
+        args, options = _bind_arguments(bound, args, options)
         with jax.named_scope(f"{SCOPE}{getattr(self, 'qjax_path', '')}{NAMED}"), haiku_layers():
             found = bound(*args, **options)
         if function.state is None:
@@ -79,7 +79,8 @@ class FunctionModule(FunctionVariables):
         leaves, tree = jax.tree.flatten(new)
         if tree != function.state.tree:
             raise ValueError(
-                f"from_function: apply must return a state of the structure that it takes, {function.state.tree}, got "
+                f"from_function: expected apply to return a state of the structure that it takes, "
+                f"{function.state.tree}, got "
                 f"{tree}."
             )
         for place, leaf in zip(function.state.places, leaves, strict=True):
@@ -87,7 +88,7 @@ class FunctionModule(FunctionVariables):
         return output
 
     def pytrees(self) -> tuple[Any, Any]:
-        """The parameters and the state as the function takes them; the state is None where there is none."""
+        """The parameters and the state in the form that the function takes; the state is None if there is none."""
         own = self.qjax_function
         params, state = (
             leaves and leaves.tree.unflatten([self._variable(place)[...] for place in leaves.places])
@@ -108,29 +109,28 @@ def from_function(
     evaluation: Mapping[str, Any] | None = None,
     rngs: nnx.Rngs | Mapping[str, jax.Array] | None = None,
 ) -> nnx.Module:
-    """A JAX function of parameters as an `nnx.Module`: what `qjax.quantize` takes.
+    """Wrap a JAX function of parameters as an `nnx.Module`, which `qjax.quantize` takes.
 
     For models of Haiku, Equinox and plain JAX. The parameters (`nnx.Param`) keep their paths in the pytree:
-    `{"encoder": [{"w": ...}]}` has "encoder/0/w". Overrides and quantizers use these paths, and the names of
-    `jax.named_scope` for operations without parameters. Like any nnx module it starts in training mode, and `train()`
-    and `eval()` switch it.
+    `{"encoder": [{"w": ...}]}` has "encoder/0/w". Overrides and quantizers use these paths, and for operations without
+    parameters the names of `jax.named_scope`. Like any nnx module it starts in training mode; `train()` and `eval()`
+    switch the mode.
 
     Args:
       apply: `apply(params, *inputs)` returns the output. With `state`, `apply(params, state, *inputs)` returns
         `(output, new state)`.
-      params: a pytree of arrays. Of an Equinox model, the part that `eqx.partition(model, eqx.is_array)` returns
-        first.
-      state: a pytree of arrays (`nnx.BatchStat`), such as the moving averages of Haiku. Each call writes the new state;
+      params: a pytree of arrays. For an Equinox model, the first result of `eqx.partition(model, eqx.is_array)`.
+      state: a pytree of arrays (`nnx.BatchStat`), such as the moving averages of Haiku. Each call stores the new state;
         `qjax.stateful(model, nnx.BatchStat)` makes it an argument and a result of the call.
-      training, evaluation: keyword arguments of `apply` that state the mode, such as `{"is_training": True}`.
+      training, evaluation: keyword arguments of `apply` that set the mode, such as `{"is_training": True}`.
       rngs: streams such as `nnx.Rngs(key=0)`, or a key for each. `apply` gets a key from every stream as the keyword
         argument of that name. In evaluation mode every call gets the same keys.
 
     Returns:
-      A module. `model.pytrees()` is `(params, state)` with what training has made of them.
+      A module. `model.pytrees()` returns `(params, state)` with the trained values.
 
     Raises:
-      TypeError: `apply` cannot be called, or a leaf is no array.
+      TypeError: `apply` cannot be called, or a leaf is not an array.
 
         net = hk.without_apply_rng(hk.transform(forward))
         params = net.init(jax.random.key(0), x)
@@ -144,7 +144,7 @@ def from_function(
     arrays: dict[tuple[str, ...], nnx.Variable[Any]] = {}
     types: dict[str, type] = {}
     held = [
-        None if tree is None else _taken(tree, kind, name, arrays, types)
+        None if tree is None else _name_leaves(tree, kind, name, arrays, types)
         for tree, kind, name in ((params, nnx.Param, "params"), (state, nnx.BatchStat, "state"))
     ]
     if held[0] is None or not held[0].places:
@@ -158,28 +158,28 @@ def from_function(
 
 
 def function_types(model: nnx.Module) -> dict[str, type]:
-    """Path -> class, for the nodes of parameters that are objects of a class."""
+    """Path -> class, for the nodes of the parameters that are instances of a class."""
     return types_within(model, lambda node: node.qjax_function.types if isinstance(node, FunctionModule) else None)
 
 
-def _taken(
+def _name_leaves(
     tree: Any,
     kind: type[nnx.Variable[Any]],
     name: str,
     arrays: dict[tuple[str, ...], nnx.Variable[Any]],
     types: dict[str, type],
 ) -> Leaves:
-    """Give every leaf of a pytree a variable under a path of its own."""
+    """Give every leaf of a pytree a variable under a unique path."""
     places: list[tuple[str, ...]] = []
     for keys, leaf in _nodes(tree, (), types):
         if isinstance(leaf, (bool, int, str)) or not isinstance(leaf, (jax.Array, np.ndarray, float, np.generic)):
             where = f" at {'/'.join(keys)!r}" if keys else ""
             raise TypeError(
-                f"from_function: {name}: expected a pytree of arrays, got {brief(leaf)}{where}. What is no array "
-                "belongs into the function: params, static = eqx.partition(model, eqx.is_array), "
+                f"from_function: {name}: expected a pytree of arrays, got {brief(leaf)}{where}. Put everything else "
+                "into the function: params, static = eqx.partition(model, eqx.is_array), "
                 "and eqx.combine(params, static) in apply."
             )
-        place = _free(tuple(keys) or (name,), arrays)
+        place = _free_path(tuple(keys) or (name,), arrays)
         array = jnp.asarray(leaf)
         moves = kind is not nnx.Param or jnp.issubdtype(array.dtype, jnp.inexact)
         arrays[place] = (kind if moves else nnx.Variable)(array)
@@ -188,11 +188,11 @@ def _taken(
 
 
 _RESERVED = frozenset(dir(FunctionModule)) | {"rngs", "deterministic", "qjax_function", "qjax_path"}
-"""Attributes of the module itself, which no part of the parameters may replace."""
+"""Attributes of the module itself, which the parameters may not overwrite."""
 
 
-def _free(place: tuple[str, ...], taken: Mapping[tuple[str, ...], Any]) -> tuple[str, ...]:
-    """The path, with "_" behind the parts that are taken: by a method, by another leaf, or by a node."""
+def _free_path(place: tuple[str, ...], taken: Mapping[tuple[str, ...], Any]) -> tuple[str, ...]:
+    """The path, with "_" appended to the parts that a method, another leaf, or a node uses already."""
     found: list[str] = []
     for position, name in enumerate(place):
         last = position == len(place) - 1
@@ -207,7 +207,7 @@ def _meets(path: tuple[str, ...], taken: Mapping[tuple[str, ...], Any], leaf: bo
 
 
 def _nodes(tree: Any, path: tuple[str, ...], types: dict[str, type]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path, leaf) for every leaf, in JAX's order; `types` collects the classes of the nodes above them."""
+    """(path, leaf) for every leaf, in JAX's order; `types` is filled with the classes of the nodes above them."""
     children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
     if len(children) == 1 and not children[0][0]:
         yield path, tree
@@ -216,31 +216,31 @@ def _nodes(tree: Any, path: tuple[str, ...], types: dict[str, type]) -> Iterator
         types["/".join(path)] = type(tree)
     for (key,), child in children:
         word = str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-        # Haiku marks modules that a constructor makes with "~", which its scope names leave out.
+        # Haiku marks modules that a constructor makes with "~", which the names of its scopes leave out.
         parts = [part for part in word.split("/") if part not in ("", "~")] or [word]
         yield from _nodes(child, (*path, *parts), types)
 
 
-def _fitting(
+def _bind_arguments(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the function takes them. Raises a TypeError that says where to state what is missing."""
+    """The arguments in the form that the function takes; the TypeError for a missing one tells where to pass it."""
     args, kwargs = with_keywords(function, args, kwargs)
     try:
         inspect.signature(function).bind(*args, **kwargs)
-    except ValueError:  # A callable without a known signature.
+    except ValueError:  # a callable without a known signature
         return args, kwargs
     except TypeError as error:
         raise TypeError(
-            f"from_function: apply: {error}. A flag such as `is_training` is stated for each mode, from_function(..., "
-            "training={'is_training': True}, evaluation={'is_training': False}); a key comes from rngs, under the "
-            "stream's name; for any other order of arguments write a function around apply."
+            f"from_function: apply: {error}. Pass a flag such as `is_training` for each mode: from_function(..., "
+            "training={'is_training': True}, evaluation={'is_training': False}). Pass a key through rngs, under the "
+            "stream's name. For any other order of arguments, wrap apply in a function."
         ) from None
     return args, kwargs
 
 
 def put(root: nnx.Module, place: Sequence[str], variable: Any, container: Callable[[], nnx.Module]) -> None:
-    """Set a variable at a path; modules that are missing on the way are made by `container`."""
+    """Set a variable at a path; `container` makes the modules that are missing on the way."""
     node: Any = root
     for name in place[:-1]:
         if name not in vars(node):
@@ -250,7 +250,7 @@ def put(root: nnx.Module, place: Sequence[str], variable: Any, container: Callab
 
 
 def types_within(model: nnx.Module, types: Callable[[Any], Mapping[str, type] | None]) -> dict[str, type]:
-    """Path in `model` -> class. types: what a module says of the paths within it; None if it says nothing."""
+    """Path in `model` -> class. types: returns the paths and classes within a module, or None to look inside it."""
     found: dict[str, type] = {}
     for path, node in nnx.iter_graph(model):
         outer = "/".join(str(part) for part in path)

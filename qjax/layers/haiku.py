@@ -1,8 +1,8 @@
-"""Haiku's batch normalisation and moving averages as one marked operation each.
+"""Turns Haiku's batch normalisation and moving averages into one marked operation each.
 
-In evaluation they are an affine step, which the tracer reads as it is. In training the sums over the batch would be
-operations that evaluation does not have. `haiku.intercept_methods` meets every call, so the user's modules stay as
-they are.
+In evaluation they are an affine step, which the tracer reads without help. In training the sums over the batch would be
+operations that evaluation does not have. `haiku.intercept_methods` intercepts every call, so the user's modules are not
+changed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from qjax.tracing import Layer, bind
 
 @contextlib.contextmanager
 def haiku_layers() -> Iterator[None]:
-    """Binds the markers while a Haiku function runs; does nothing where Haiku is not loaded."""
+    """Bind the markers while a Haiku function runs; does nothing unless Haiku is loaded."""
     hk = sys.modules.get("haiku")
     if hk is None:
         yield
@@ -50,7 +50,7 @@ def _batch_norm(
         operands["bias"] = hk.get_parameter("offset", shape, inputs.dtype, module.offset_init)
 
     def function(x: jax.Array, *rest: jax.Array) -> list[jax.Array]:
-        # The formula of haiku.BatchNorm, in its order of operations.
+        # The formula of haiku.BatchNorm, with the same order of operations.
         given = dict(zip(operands, rest, strict=True))
         mean = jnp.mean(x, axes, keepdims=True)
         var = jnp.mean(jnp.square(x), axes, keepdims=True) - jnp.square(mean)
@@ -71,13 +71,13 @@ def _batch_norm(
 
 
 def _moving_average(hk: Any, module: Any, value: Any, update_stats: bool = True) -> jax.Array:
-    """One operation without an integer form: what a state keeps of the batch is no activation."""
+    """Mark the update as one operation without an integer form, because statistics of the batch are no activation."""
     value = jnp.asarray(value)
     counter = hk.get_state("counter", (), jnp.int32, init=hk.initializers.Constant(-module.warmup_length))
     hidden = hk.get_state("hidden", value.shape, value.dtype, init=jnp.zeros)
 
     def function(value: jax.Array, counter: jax.Array, hidden: jax.Array) -> list[jax.Array]:
-        # The formula of haiku.ExponentialMovingAverage, in its order of operations.
+        # The formula of haiku.ExponentialMovingAverage, with the same order of operations.
         counter = counter + 1
         decay = jnp.asarray(module.decay, value.dtype)
         if module.warmup_length > 0:

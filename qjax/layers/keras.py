@@ -1,4 +1,4 @@
-"""A Keras 3 model as an `nnx.Module`, so that quantizing, training and converting need know nnx only.
+"""Wraps a Keras 3 model as an `nnx.Module`, so that quantizing, training and converting deal with nnx only.
 
 The variables of the Keras model become nnx variables under the names of their layers. A call runs the model in a
 `keras.StatelessScope` that holds them. While it runs, `keras_calls` opens a scope with the path of every layer, and
@@ -24,10 +24,10 @@ from qjax.support.names import lengthened
 
 @dataclasses.dataclass(eq=False)
 class Keras:
-    """The static side of a wrapped Keras model, known by identity.
+    """The static side of a wrapped Keras model, compared by identity.
 
-    model: the user's model, which is read only. variables: (Keras variable, path of the nnx variable). paths: id of a
-    layer -> its path. types: path -> class, "" for the model itself.
+    model: the user's model, which is read but never changed. variables: (Keras variable, path of the nnx variable).
+    paths: id of a layer -> its path. types: path -> class, "" for the model itself.
     """
 
     model: Any
@@ -37,11 +37,11 @@ class Keras:
 
 
 class KerasVariables(nnx.Module):
-    """The variables of one layer, and those of the layers within."""
+    """The variables of one layer, and of the layers within it."""
 
 
 class KerasModule(KerasVariables):
-    """What `from_keras` returns."""
+    """The module that `from_keras` returns."""
 
     def __init__(self, held: Keras) -> None:
         self.qjax_keras = held
@@ -64,7 +64,7 @@ class KerasModule(KerasVariables):
         return output
 
     def update_keras(self) -> Any:
-        """Write the variables into the Keras model that `from_keras` was given, and return that model."""
+        """Copy the variables into the Keras model that `from_keras` was given, and return that model."""
         for variable, place in self.qjax_keras.variables:
             variable.assign(jnp.copy(self.variable(place)[...]))
         return self.qjax_keras.model
@@ -75,25 +75,25 @@ class KerasModule(KerasVariables):
 
 
 def from_keras(model: Any) -> nnx.Module:
-    """A Keras 3 model as an `nnx.Module`: what `qjax.quantize` takes.
+    """Wrap a Keras 3 model as an `nnx.Module`, which `qjax.quantize` takes.
 
-    Sequential, functional, subclassed and nested models and single layers, on Keras's JAX backend. Paths are the names
-    of the layers: "encoder/dense_1/kernel". Overrides take these paths, and Keras's classes:
+    It takes sequential, functional, subclassed and nested models and single layers, on Keras's JAX backend. Paths are
+    the names of the layers: "encoder/dense_1/kernel". Overrides take these paths, and Keras's classes:
     `{keras.layers.Dense: qjax.QSpec(bits=4, axis=-1)}`. Trainable weights are `nnx.Param`; moving statistics are
-    `nnx.BatchStat`, and move in training mode. Like any nnx module it starts in training mode, and `train()` and
-    `eval()` switch it. The Keras model itself is not changed.
+    `nnx.BatchStat`, and are updated in training mode. Like any nnx module it starts in training mode; `train()` and
+    `eval()` switch the mode. The Keras model itself is not changed.
 
     Args:
       model: a built `keras.Model` or `keras.Layer`.
 
     Returns:
       A module. It takes what the Keras model takes: an array, a dict by the names of the inputs, or a list; several
-      inputs also as several arguments. `model.update_keras()` writes what training has made of the variables into the
-      Keras model, and returns it. After `qmodel = qjax.quantize(model, recipe, x)` that is `qmodel.model`.
+      inputs also as several arguments. `model.update_keras()` copies the trained variables into the Keras model, and
+      returns it. After `qmodel = qjax.quantize(model, recipe, x)` the module is `qmodel.model`.
 
     Raises:
-      TypeError: no model of Keras 3. ValueError: Keras runs on another backend than JAX; the model is not built; Keras
-        has quantized it; a recurrent layer is stateful.
+      TypeError: `model` is not a model of Keras 3. ValueError: Keras runs on another backend than JAX; the model is not
+        built; Keras has quantized it; a recurrent layer is stateful.
 
         qmodel = qjax.quantize(qjax.from_keras(keras_model), qjax.Recipe(), x)
     """
@@ -105,13 +105,13 @@ def from_keras(model: Any) -> nnx.Module:
     held.variables = tuple((variable, place) for variable, place, _ in found)
     module = KerasModule(held)
     for variable, place, kind in found:
-        # Copy: when Keras trains the model, XLA deletes the model's own arrays.
+        # Copy, because XLA deletes the model's own arrays when Keras trains the model.
         put(module, place, kind(jnp.copy(variable.value)), KerasVariables)
     return module
 
 
 def keras_types(model: nnx.Module) -> dict[str, type]:
-    """Path -> the user's class, for the layers of Keras models inside of a model."""
+    """Path -> the user's class, for the layers of Keras models inside a model."""
     return types_within(model, lambda node: node.qjax_keras.types if isinstance(node, KerasModule) else None)
 
 
@@ -126,7 +126,7 @@ def _walk(
     found: list[tuple[Any, tuple[str, ...], type[nnx.Variable[Any]]]],
     seen: set[int],
 ) -> None:
-    """Name a layer, the layers within, and the variables of each; what is shared belongs to its first place."""
+    """Name a layer, the layers within it, and their variables; what is shared belongs to the first place found."""
     import keras
 
     held.paths[id(layer)] = "/".join(path)
@@ -152,7 +152,7 @@ def _walk(
 
 
 def _children(layer: Any) -> Iterator[Any]:
-    """The layers right within a layer, in the order in which they were set."""
+    """The direct children of a layer, in the order in which they were set."""
     import keras
 
     if isinstance(layer, keras.Model):
@@ -165,11 +165,11 @@ def _children(layer: Any) -> Iterator[Any]:
 
 
 _RESERVED = frozenset(dir(KerasModule)) | {"deterministic", "qjax_keras", "qjax_path"}
-"""Attributes of the module itself, which no layer may replace."""
+"""Attributes of the module itself, which layers may not overwrite."""
 
 
 def _inputs(model: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments as the model takes them: several inputs of a functional model are one list, or one dict."""
+    """The arguments in the form that the model takes: a functional model takes its inputs as one list or dict."""
     structure = getattr(model, "input", None) if hasattr(model, "inputs") else None
     if not isinstance(structure, (list, tuple)) or len(structure) < 2:
         return args
@@ -196,14 +196,14 @@ def _check(model: Any) -> None:
         raise TypeError(f"from_keras: expected a keras.Model or keras.Layer of Keras 3, got {brief(model)}.{cure}")
     if keras.backend.backend() != "jax":
         raise ValueError(
-            f"from_keras: Keras runs on the backend {keras.backend.backend()!r}, and qjax reads programs of JAX. "
+            f"from_keras: expected Keras on its JAX backend, got the backend {keras.backend.backend()!r}. "
             'Set the environment variable KERAS_BACKEND to "jax" before Keras is imported. Weights and .keras files '
             "are the same under every backend."
         )
     if not model.built:
         raise ValueError(
-            f"from_keras: the model {model.name!r} is not built, so it has no weights yet. Call it once on a batch, "
-            "model(x), or start it with keras.Input(shape)."
+            f"from_keras: expected a built model, got {model.name!r}, which has no weights yet. Call it once on a "
+            "batch, model(x), or start it with keras.Input(shape)."
         )
     layers = [model]
     while layers:
@@ -215,8 +215,9 @@ def _check(model: Any) -> None:
             )
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
-                f"from_keras: the layer {layer.name!r} is stateful=True: it keeps numbers of one batch between calls, "
-                "and a graph keeps nothing. Make the states inputs and outputs of the model: build it with "
-                "return_state=True, and call the layer with initial_state=[...]. The weights are the same."
+                f"from_keras: expected layers without state, got {layer.name!r} with stateful=True. It keeps numbers "
+                "of one batch between calls, which a graph cannot do. Make the states inputs and outputs of the model: "
+                "build it with return_state=True, and call the layer with initial_state=[...]. The weights are the "
+                "same."
             )
         layers += _children(layer)

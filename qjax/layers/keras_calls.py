@@ -1,6 +1,6 @@
-"""Meets the calls of Keras layers while a model runs, as `flax.linen.intercept_methods` does for linen modules.
+"""Intercepts the calls of Keras layers while a model runs, as `flax.linen.intercept_methods` does for linen modules.
 
-Keras has no such function. So methods of its public classes are replaced while a context is open, and restored behind
+Keras has no such function, so methods of its public classes are replaced while a context is open, and restored after
 it. The replacement does nothing in threads that have opened no context.
 """
 
@@ -21,12 +21,12 @@ class _Active(threading.local):
 _active = _Active()
 _lock = threading.Lock()
 _replaced: dict[tuple[type, str], tuple[Any, int]] = {}
-"""(class, method) -> the method itself, and how many contexts are open."""
+"""(class, method) -> the original method, and how many contexts are open."""
 
 
 @contextlib.contextmanager
 def intercepted(handlers: Mapping[tuple[type, str], Handler]) -> Iterator[None]:
-    """Within the context a call of one of these methods goes to its handler. Contexts nest; the inner one counts."""
+    """Within the context, a call of one of these methods goes to its handler. Contexts nest; the innermost one wins."""
     for key in handlers:
         _open(key)
     outer, _active.handlers = _active.handlers, handlers
@@ -40,7 +40,7 @@ def intercepted(handlers: Mapping[tuple[type, str], Handler]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bare() -> Iterator[None]:
-    """Within the context layers are called as they are."""
+    """Within the context, layers are called without interception."""
     outer, _active.handlers = _active.handlers, None
     try:
         yield

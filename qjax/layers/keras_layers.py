@@ -1,7 +1,7 @@
-"""Keras layers in scopes with their paths, and some of them as one marked operation each.
+"""Runs Keras layers in scopes with their paths, and turns some of them into one marked operation each.
 
-Without a marker a normalisation would be many operations, and batch normalisation others in training than in
-evaluation. Each marker computes what the layer's own `call` computes.
+Without a marker, a normalisation would be many operations, and batch normalisation would have other operations in
+training than in evaluation. Each marker computes what the layer's own `call` computes.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from typing import Any
 import jax
 
 from qjax.layers.keras_calls import Handler, bare
-from qjax.layers.nnx_layers import looked_up
+from qjax.layers.nnx_layers import look_up_rows
 from qjax.tracing import SCOPE, Layer, bind
 
 
 def marked(prefix: str, paths: Mapping[int, str], types: dict[str, type]) -> Mapping[tuple[type, str], Handler]:
-    """What to do at the calls of layers.
+    """The handlers for the calls of layers.
 
     Args:
       prefix: path of the model among nnx modules, with dots. paths: id of a layer -> its path.
-      types: path -> class, to which layers are added that the call makes by itself.
+      types: path -> class, to which the layers are added that a call creates.
     """
     import keras
 
@@ -40,14 +40,14 @@ def marked(prefix: str, paths: Mapping[int, str], types: dict[str, type]) -> Map
             around.pop()
 
     layers = keras.layers
-    # the class that makes the masks of all recurrent cells has no public name
+    # The class that makes the masks of all recurrent cells has no public name.
     masks: type = next(cls for cls in layers.LSTMCell.__mro__ if "get_dropout_mask" in vars(cls))
     noises = (layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise)
     return {
         **{(cls, "call"): _noise for cls in noises},
         (masks, "get_dropout_mask"): functools.partial(_cell_dropout, "dropout"),
         (masks, "get_recurrent_dropout_mask"): functools.partial(_cell_dropout, "recurrent_dropout"),
-        # the loop of the base class, also where these would call cuDNN
+        # Use the loop of the base class even where these layers would call cuDNN.
         **{(cls, "inner_loop"): functools.partial(_loop, layers.RNN) for cls in (layers.GRU, layers.LSTM)},
         (keras.Layer, "__call__"): scoped,
         (layers.BatchNormalization, "call"): _batch_norm,
@@ -67,7 +67,7 @@ def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, 
     variables = [getattr(layer, name) for name in names]
     moving = [] if running else list(layer.non_trainable_variables)
     if not running:
-        # statistics of renormalisation, which evaluation does not read
+        # Statistics of renormalisation, which evaluation does not read.
         others = {v.name: v for v in moving if all(v is not variable for variable in variables)}
         names |= {name: name for name in others}
         variables += others.values()
@@ -79,7 +79,7 @@ def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, 
     if not running:
         operand = {id(variable): name for name, variable in zip(names.values(), variables, strict=True)}
         attributes["updated"] = tuple(operand[id(variable)] for variable in moving)
-    # evaluation does not read the mask
+    # Evaluation does not read the mask.
     masks = {} if running or mask is None else {"mask": mask}
     function = _pure(functools.partial(call, training=not running), variables, moving, masks)
     operands = ("x", *names.values(), *masks)
@@ -91,7 +91,7 @@ def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, 
 
 
 def _noise(layer: Any, call: Any, inputs: jax.Array, training: Any = False) -> Any:
-    """Noise in training as one operation that keeps the quantization parameters of its input."""
+    """Noise in training, as one operation that keeps the quantization parameters of its input."""
     generator = getattr(layer, "seed_generator", None)
     if not training or generator is None:
         return call(inputs, training=training)
@@ -107,7 +107,7 @@ def _loop(base: Any, layer: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Mask:
-    """The mask of a recurrent cell's dropout: it is made outside of the loop, and applied within as `x * mask`."""
+    """The dropout mask of a recurrent cell, which is made outside of the loop and applied inside it as `x * mask`."""
 
     def __init__(self, mask: jax.Array, rate: float) -> None:
         self.mask = mask
@@ -136,7 +136,7 @@ def _embedding(layer: Any, call: Any, inputs: jax.Array) -> Any:
     if layer.input_dim == 1 or not jax.numpy.issubdtype(inputs.dtype, jax.numpy.integer):
         return call(inputs)
     table: Any = keras.ops.convert_to_tensor(layer.embeddings)
-    return keras.ops.cast(looked_up(inputs, table), layer.compute_dtype)
+    return keras.ops.cast(look_up_rows(inputs, table), layer.compute_dtype)
 
 
 def _layer_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
@@ -192,9 +192,9 @@ def _normalized(
 def _pure(
     call: Callable[..., Any], variables: Sequence[Any], moving: Sequence[Any], names: Iterable[str] = ()
 ) -> Callable[..., list[Any]]:
-    """A layer's call as a function of its input, its variables, and the arguments of these names.
+    """A layer's call as a function of its input, its variables, and the arguments with these names.
 
-    It returns the layer's output, and what becomes of `moving`.
+    It returns the layer's output, and the new values of `moving`.
     """
     names = tuple(names)
 

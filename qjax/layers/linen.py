@@ -1,8 +1,8 @@
-"""A Flax linen module as an `nnx.Module`, so that quantizing, training and converting need know nnx only.
+"""Wraps a Flax linen module as an `nnx.Module`, so that quantizing, training and converting deal with nnx only.
 
-The variables of the linen module become nnx variables under the same paths; a call applies the linen module to them.
-While it runs, `flax.linen.intercept_methods` opens a scope with the path of every submodule that is called, and binds
-markers for batch norm, dropout and embedding lookups, as `layers.scope` does for nnx modules. Lifted transforms
+The variables of the linen module become nnx variables under the same paths, and a call applies the linen module to
+them. While it runs, `flax.linen.intercept_methods` opens a scope with the path of every submodule that is called, and
+binds markers for batch norm, dropout and embedding lookups, as `layers.scope` does for nnx modules. Lifted transforms
 (`nn.scan`, `nn.remat`, `nn.vmap`) call their modules inside, where the same happens.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from qjax.layers.arguments import with_keywords
-from qjax.layers.nnx_layers import dropped, looked_up
+from qjax.layers.nnx_layers import drop_elements, look_up_rows
 from qjax.tracing import SCOPE, Layer, bind
 
 _KINDS: dict[str, type[nnx.Variable[Any]]] = {
@@ -32,11 +32,10 @@ _KINDS: dict[str, type[nnx.Variable[Any]]] = {
 
 @dataclasses.dataclass(eq=False)
 class Linen:
-    """The static side of a wrapped linen module, known by identity.
+    """The static side of a wrapped linen module, compared by identity.
 
     leaves: (collection, path in it, path of the nnx variable). absent: (collection, path in it) of variables that are
-    None. types: path -> class of every submodule that a trace has
-    met, "" for the module itself.
+    None. types: path -> class of every submodule that a trace has met, "" for the module itself.
     """
 
     module: Any
@@ -49,7 +48,7 @@ class Linen:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What a call calls, without its `self`."""
+        """The function or method that a call runs, without its `self`."""
         method = "__call__" if self.method is None else self.method
         if isinstance(method, str):
             return getattr(self.module, method)
@@ -57,11 +56,11 @@ class Linen:
 
 
 class LinenVariables(nnx.Module):
-    """The variables of one linen submodule, and those below it."""
+    """The variables of one linen submodule, and of the submodules below it."""
 
 
 class LinenModule(LinenVariables):
-    """What `from_linen` returns."""
+    """The module that `from_linen` returns."""
 
     def __init__(self, linen: Linen, rngs: nnx.Rngs | None) -> None:
         self.qjax_linen = linen
@@ -78,11 +77,11 @@ class LinenModule(LinenVariables):
             _insert(variables.setdefault(collection, {}), path, None)
         mutable = [name for name in variables if name != "params" and (training or name != "batch_stats")]
         streams = getattr(self, "rngs", None)
-        # In evaluation every call draws the same numbers and advances no stream.
+        # In evaluation every call draws the same numbers, so no stream advances.
         rngs = {n: streams[n]() if training else streams[n].key[...] for n in streams} if streams is not None else None
         options = {**(linen.training if training else linen.evaluation), **kwargs}
-        args, options = _fitting(linen, args, options)
-        with _scoped(str(getattr(self, "qjax_path", "")), linen.types), _explained(training):
+        args, options = _bind_arguments(linen, args, options)
+        with _open_scopes(str(getattr(self, "qjax_path", "")), linen.types), _explain_missing_stream(training):
             found = linen.module.apply(
                 variables, *args, rngs=rngs, method=linen.method, mutable=mutable or False, **options
             )
@@ -96,7 +95,7 @@ class LinenModule(LinenVariables):
             if collection in changed and _lookup(changed[collection], path) is not None:
                 raise ValueError(
                     f"from_linen: the variable {'/'.join((collection, *path))!r} was None, and a call gave it a value. "
-                    "Give from_linen the variables after such a call, where it has one."
+                    "Pass from_linen the variables as they are after such a call, where it has a value."
                 )
         return result
 
@@ -117,29 +116,29 @@ def from_linen(
     method: str | Callable[..., Any] | None = None,
     rngs: nnx.Rngs | Mapping[str, jax.Array] | None = None,
 ) -> nnx.Module:
-    """A Flax linen module with its variables as an `nnx.Module`: what `qjax.quantize` takes.
+    """Wrap a Flax linen module with its variables as an `nnx.Module`, which `qjax.quantize` takes.
 
     The parameters (`nnx.Param`), batch statistics (`nnx.BatchStat`) and other collections keep their linen paths:
-    "encoder/Dense_0/kernel". Calling it calls `module.apply`; batch statistics move in training mode. Like any nnx
-    module it starts in training mode, and `train()` and `eval()` switch it.
+    "encoder/Dense_0/kernel". Calling it calls `module.apply`; batch statistics are updated in training mode. Like any
+    nnx module it starts in training mode; `train()` and `eval()` switch the mode.
 
     Args:
       module: the linen module, as for `module.apply`.
-      variables: what `module.init` returned: collection -> tree; or the tree of the parameters alone.
-      training, evaluation: the keyword arguments of the call that state the mode, such as `{"train": True}` and
+      variables: the result of `module.init`, collection -> tree; or the tree of the parameters alone.
+      training, evaluation: the keyword arguments of the call that set the mode, such as `{"train": True}` and
         `{"train": False}`.
       method: what to call instead of `__call__`.
       rngs: streams such as `nnx.Rngs(dropout=0)`, or a key for each. In evaluation mode, which should draw nothing,
         every call draws the same numbers.
 
     Raises:
-      TypeError: `module` is no linen module, or `variables` are not its variables.
+      TypeError: `module` is not a linen module, or `variables` do not belong to it.
 
         model = qjax.from_linen(net, net.init(key, x, train=False), training={"train": True},
                                 evaluation={"train": False}, rngs=nnx.Rngs(dropout=0))
         qmodel = qjax.quantize(model, qjax.Recipe(), x)
     """
-    from flax import linen as nn  # Imported here only, so that users of nnx do not wait for the import.
+    from flax import linen as nn  # imported here, so that users of nnx do not wait for the import
 
     if not isinstance(module, nn.Module):
         raise TypeError(f"from_linen: expected a flax.linen.Module, got {type(module).__name__}.")
@@ -178,7 +177,7 @@ def from_linen(
 
 
 def linen_types(model: nnx.Module) -> dict[str, type]:
-    """Path -> the user's linen class, for the linen modules inside of a model that a trace has met."""
+    """Path -> the user's linen class, for the linen modules inside a model that a trace has met."""
     found: dict[str, type] = {}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, LinenModule):
@@ -192,7 +191,7 @@ def linen_types(model: nnx.Module) -> dict[str, type]:
 
 
 class _Bare(threading.local):
-    """Whether the layers called right now are the inside of a marker."""
+    """Whether the layers that are being called now are the inside of a marker."""
 
     inside = False
 
@@ -200,23 +199,25 @@ class _Bare(threading.local):
 _bare = _Bare()
 
 
-def _fitting(linen: Linen, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the linen module takes them. Raises a TypeError that says where to state what is missing."""
+def _bind_arguments(
+    linen: Linen, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the form that the module takes; the TypeError for a missing one tells where to pass it."""
     args, kwargs = with_keywords(linen.function, args, kwargs)
     try:
         inspect.signature(linen.function).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
-            f"{type(linen.module).__name__}: {error}. A flag such as `train` or `deterministic` is stated for each "
-            "mode, from_linen(..., training={'train': True}, evaluation={'train': False}), or is the last of the call's"
-            " arguments: (x, False)."
+            f"{type(linen.module).__name__}: {error}. Pass a flag such as `train` or `deterministic` for each mode: "
+            "from_linen(..., training={'train': True}, evaluation={'train': False}). Or pass it as the last of the "
+            "call's arguments: (x, False)."
         ) from None
     return args, kwargs
 
 
 @contextlib.contextmanager
-def _explained(training: bool) -> Iterator[None]:
-    """Says what to write where the module draws random numbers and has no stream for them."""
+def _explain_missing_stream(training: bool) -> Iterator[None]:
+    """Adds the cure to the error of a module that draws random numbers and has no stream for them."""
     from flax import errors
 
     try:
@@ -225,13 +226,13 @@ def _explained(training: bool) -> Iterator[None]:
         mode = "training" if training else "evaluation"
         raise ValueError(
             f"In {mode} mode the module draws random numbers: {error}. Give from_linen(..., rngs=...) a key for the "
-            "stream; or state the argument that switches this off, such as training={'deterministic': True} or "
+            "stream; or pass the argument that switches this off, such as training={'deterministic': True} or "
             "evaluation={'train': False}."
         ) from error
 
 
 @contextlib.contextmanager
-def _scoped(prefix: str, types: dict[str, type]) -> Iterator[None]:
+def _open_scopes(prefix: str, types: dict[str, type]) -> Iterator[None]:
     from flax import linen as nn
 
     marked = {nn.BatchNorm: _batch_norm, nn.Dropout: _dropout, nn.Embed: _embed}
@@ -261,7 +262,7 @@ def _batch_norm(
         return call(x, use_running_average, mask=mask)
     paths, tree = jax.tree_util.tree_flatten_with_path(variables)
     bare = module.clone(parent=None, name=None, use_running_average=None)
-    # evaluation does not read the mask
+    # Evaluation does not read the mask.
     masks = {} if running or mask is None else {"mask": mask}
 
     def function(x: jax.Array, *operands: jax.Array) -> list[jax.Array]:
@@ -293,18 +294,18 @@ def _dropout(
     module: Any, call: Any, inputs: jax.Array, deterministic: bool | None = None, rng: jax.Array | None = None
 ) -> Any:
     off = module.deterministic if deterministic is None else deterministic
-    # The rate first, as Flax does: without dropout the flag may be traced.
+    # Test the rate first, as Flax does, because the flag may be traced where there is no dropout.
     if not 0.0 < module.rate < 1.0 or off is None or off:
         return call(inputs, deterministic, rng)
     key = module.make_rng(module.rng_collection) if rng is None else rng
-    return dropped(inputs, key, module.rate, module.broadcast_dims)
+    return drop_elements(inputs, key, module.rate, module.broadcast_dims)
 
 
 def _embed(module: Any, call: Any, inputs: jax.Array) -> Any:
     if module.num_embeddings == 1 or not jnp.issubdtype(inputs.dtype, jnp.integer):
         return call(inputs)
     (table,) = module.promote_dtype(module.embedding, dtype=module.dtype, inexact=False)
-    return looked_up(inputs, table)
+    return look_up_rows(inputs, table)
 
 
 # ---------------------------------------------------------------------- trees

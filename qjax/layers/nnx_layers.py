@@ -1,4 +1,4 @@
-"""`nnx.BatchNorm`, `Dropout` and `Embed` as one marked operation each."""
+"""Turns `nnx.BatchNorm`, `Dropout` and `Embed` into one marked operation each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,10 @@ from qjax.tracing import Layer, bind
 def batch_norm(
     module: Any, base: type, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
 ) -> Any:
-    """The layer as flax computes it, statistics included, in one equation. Evaluation does not read the mask.
+    """The layer as flax computes it, including its statistics, in one equation. Evaluation does not read the mask.
 
-    With statistics over a mapped axis, or several feature axes, the layer is left to the tracer as it is. Such a model
-    converts in evaluation mode; in training mode it has other tensors, so its call is refused.
+    A layer with statistics over a mapped axis or with several feature axes is not marked, and the tracer reads its
+    equations. Such a model converts in evaluation mode; in training mode it has other tensors, so its call is refused.
     """
     running = module.use_running_average if use_running_average is None else use_running_average
     axis = module.axis
@@ -53,20 +53,20 @@ def _name(path: Any) -> str:
 
 
 def dropout(module: Any, base: type, x: jax.Array, *, deterministic: bool | None = None, rngs: Any = None) -> Any:
-    """Drops the same elements as flax does from the same stream; in evaluation mode it is absent."""
+    """Drop the elements that flax drops with the same stream; in evaluation mode nothing is recorded."""
     off = module.deterministic if deterministic is None else deterministic
     source = module.rngs if rngs is None else rngs
-    # The rate first, as flax does: without dropout the flag may be traced.
+    # Test the rate first, as flax does, because the flag may be traced where there is no dropout.
     if not 0.0 < module.rate < 1.0 or source is None or off is None or off:
         return base.__call__(module, x, deterministic=deterministic, rngs=rngs)
     if isinstance(source, nnx.Rngs):
         source = source[module.rng_collection]
     key = source if isinstance(source, jax.Array) else source()
-    return dropped(x, key, module.rate, module.broadcast_dims)
+    return drop_elements(x, key, module.rate, module.broadcast_dims)
 
 
-def dropped(x: jax.Array, key: jax.Array, rate: float, broadcast_dims: Sequence[int]) -> jax.Array:
-    """x with elements set to 0 at that rate, the same ones along `broadcast_dims`, and the others enlarged."""
+def drop_elements(x: jax.Array, key: jax.Array, rate: float, broadcast_dims: Sequence[int]) -> jax.Array:
+    """x with random elements set to 0 at that rate (shared along `broadcast_dims`), and the others scaled up."""
     keep = 1.0 - rate
     shape = [1 if axis in {d % x.ndim for d in broadcast_dims} else n for axis, n in enumerate(x.shape)]
 
@@ -79,17 +79,17 @@ def dropped(x: jax.Array, key: jax.Array, rate: float, broadcast_dims: Sequence[
 
 
 def embed(module: Any, base: type, inputs: jax.Array, *args: Any, **kwargs: Any) -> Any:
-    """The lookup in one equation."""
+    """The lookup as one equation."""
     if args or any(v is not None for v in kwargs.values()) or module.num_embeddings == 1:
         return base.__call__(module, inputs, *args, **kwargs)
     if not jnp.issubdtype(inputs.dtype, jnp.integer):
         raise ValueError(f"Embed: expected integer indices, got {inputs.dtype}.")
     (table,) = module.promote_dtype((module.embedding[...],), dtype=module.dtype, inexact=False)
-    return looked_up(inputs, table)
+    return look_up_rows(inputs, table)
 
 
-def looked_up(inputs: jax.Array, table: jax.Array) -> jax.Array:
-    """Rows of the table."""
+def look_up_rows(inputs: jax.Array, table: jax.Array) -> jax.Array:
+    """Look up rows of the table."""
 
     def function(indices: jax.Array, table: jax.Array) -> list[jax.Array]:
         return [jnp.take(table, indices, axis=0)]

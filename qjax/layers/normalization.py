@@ -1,4 +1,4 @@
-"""`nnx.LayerNorm`, `RMSNorm`, `GroupNorm` and `InstanceNorm` as one marked operation each."""
+"""Turns `nnx.LayerNorm`, `RMSNorm`, `GroupNorm` and `InstanceNorm` into one marked operation each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,31 +12,33 @@ Axes = int | tuple[int, ...] | list[int]
 
 
 def layer_norm(module: Any, base: type, x: jax.Array, **kwargs: Any) -> Any:
-    """Over `reduction_axes`, with a scale and a bias along `feature_axes`."""
-    return _call("layer_norm", module, base, x, kwargs, _axes(module.reduction_axes, x), _axes(module.feature_axes, x))
+    """Normalise over `reduction_axes`, with a scale and a bias along `feature_axes`."""
+    return _bind_marker(
+        "layer_norm", module, base, x, kwargs, _axes(module.reduction_axes, x), _axes(module.feature_axes, x)
+    )
 
 
 def rms_norm(module: Any, base: type, x: jax.Array, mask: Any = None, **kwargs: Any) -> Any:
-    """Without a mean."""
+    """Divide by the root mean square, without subtracting a mean."""
     kwargs = kwargs if mask is None else {**kwargs, "mask": mask}
     axes, features = _axes(module.reduction_axes, x), _axes(module.feature_axes, x)
-    return _call("rms_norm", module, base, x, kwargs, axes, features, center=False)
+    return _bind_marker("rms_norm", module, base, x, kwargs, axes, features, center=False)
 
 
 def group_norm(module: Any, base: type, x: jax.Array, **kwargs: Any) -> Any:
-    """Over a group of the last axis and all axes between it and the batch, or `reduction_axes`."""
+    """Normalise over groups of the last axis and all axes between it and the batch, or over `reduction_axes`."""
     last = x.ndim - 1
     given = module.reduction_axes
     axes = _axes(given, x) if given is not None else tuple(range(1, x.ndim))
     whole = tuple(sorted({*axes, last}))
-    return _call("group_norm", module, base, x, kwargs, whole, (last,), groups=module.num_groups)
+    return _bind_marker("group_norm", module, base, x, kwargs, whole, (last,), groups=module.num_groups)
 
 
 def instance_norm(module: Any, base: type, x: jax.Array, **kwargs: Any) -> Any:
-    """Over all axes but the batch and the features."""
+    """Normalise over all axes but the batch and the features."""
     features = _axes(module.feature_axes, x)
     axes = tuple(axis for axis in range(1, x.ndim) if axis not in features)
-    return _call("instance_norm", module, base, x, kwargs, axes, features)
+    return _bind_marker("instance_norm", module, base, x, kwargs, axes, features)
 
 
 CALLS: dict[type, Callable[..., Any]] = {
@@ -47,7 +49,7 @@ CALLS: dict[type, Callable[..., Any]] = {
 }
 
 
-def _call(
+def _bind_marker(
     name: str,
     module: Any,
     base: type,
@@ -59,7 +61,7 @@ def _call(
     center: bool = True,
     groups: int = 1,
 ) -> Any:
-    """The layer as flax computes it in one equation, unless a mask or a mapped axis takes part in the statistics."""
+    """The layer as flax computes it, in one equation, unless its statistics involve a mask or a mapped axis."""
     if any(value is not None for value in kwargs.values()) or module.axis_name is not None or not axes:
         return base.__call__(module, x, **kwargs)
     graphdef, state = nnx.split(module)

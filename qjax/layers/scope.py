@@ -1,6 +1,6 @@
-"""Modules of a model made traceable: each call runs in a scope with the module's path.
+"""Makes the modules of a model traceable: each call runs in a scope with the module's path.
 
-An instrumented module keeps its attributes and its isinstance relations: it becomes an instance of a subclass
+An instrumented module keeps its attributes and its isinstance relations, because it becomes an instance of a subclass
 of its own class whose `__call__` opens the scope. Layers of `MARKED` also bind a marker (see `tracing.marker`).
 """
 
@@ -26,7 +26,7 @@ MARKED: dict[type, Callable[..., Any]] = {
 
 
 def instrument(model: nnx.Module) -> nnx.Module:
-    """A copy of the model with every module in its scope; shared modules stay shared, under their first path."""
+    """Copy the model with every module in its scope; shared modules stay shared, under the path found first."""
     clone = nnx.clone(model)
     seen: set[int] = set()
     for path, node in nnx.iter_graph(clone):
@@ -35,13 +35,13 @@ def instrument(model: nnx.Module) -> nnx.Module:
         seen.add(id(node))
         if "__call__" not in dir(type(node)):
             continue
-        node.__class__ = _scoped(type(node))
+        node.__class__ = _make_scoped(type(node))
         setattr(node, "qjax_path", ".".join(str(part) for part in path))  # noqa: B010
     return clone
 
 
 @functools.cache
-def _scoped(base: type) -> type:
+def _make_scoped(base: type) -> type:
     marked = MARKED.get(base)
 
     @functools.wraps(base.__call__)
@@ -52,7 +52,7 @@ def _scoped(base: type) -> type:
             return base.__call__(self, *args, **kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # The class has no module to be imported from, so unpickling makes it again from the user's class.
+        # The class cannot be imported from a module, so unpickling derives it from the user's class again.
         return _unpickled, (base,), vars(self).copy()
 
     members = {"__call__": call, "__module__": base.__module__, "qjax_base": base, "__reduce_ex__": reduce}
@@ -60,19 +60,19 @@ def _scoped(base: type) -> type:
 
 
 def _unpickled(base: type) -> Any:
-    """An instrumented module without its attributes, which `pickle` then sets."""
-    return object.__new__(_scoped(base))
+    """An instrumented module without attributes, which `pickle` then sets."""
+    return object.__new__(_make_scoped(base))
 
 
 class NamedScope:
-    """The type of the names of `jax.named_scope`, in a function of parameters."""
+    """The type of scopes named by `jax.named_scope` in a function of parameters."""
 
 
 def module_types(model: nnx.Module, program: Program) -> dict[str, type]:
     """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model.
 
     Args:
-      program: a trace of it, before which the submodules of a linen module and the scopes of a function are unknown.
+      program: a trace of the model, which reveals the submodules of linen modules and the scopes of functions.
     """
     types = {**linen_types(model), **function_types(model), **keras_types(model)}
     for path, node in nnx.iter_graph(model):

@@ -1,6 +1,6 @@
-"""A module whose variables of some type (a cache) are an argument and a result of the call.
+"""Makes the variables of some type, such as a cache, an argument and a result of a module's call.
 
-A graph keeps nothing between two calls. So what a module writes into its own variables has to go in and out:
+A graph keeps no state between calls, so the variables that a module updates have to go in and come out:
 
     model = qjax.stateful(net, nnx.Cache)
     output, state = model(state, *inputs)
@@ -15,18 +15,18 @@ from flax import nnx
 
 
 class Stateful(nnx.Module):
-    """What `stateful` returns; `module` is the module that was given."""
+    """The module that `stateful` returns; `module` is the module that was given."""
 
     def __init__(self, module: nnx.Module, kinds: tuple[type[nnx.Variable[Any]], ...]) -> None:
         self.module = module
         self.kinds = kinds
 
     def state(self) -> dict[str, Any]:
-        """What the variables hold now, as a nested dict of arrays: the first state."""
+        """The present values of the variables as a nested dict of arrays: the first state."""
         return nnx.to_pure_dict(nnx.state(self.module, nnx.Any(*self.kinds)))
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The module's result, and the state after the call; the variables themselves stay as they are."""
+        """The module's result, and the state after the call; the variables themselves do not change."""
         held = dict(nnx.to_flat_state(nnx.state(self.module, nnx.Any(*self.kinds))))
         before = {path: variable[...] for path, variable in held.items()}
         given = _flat(state)
@@ -43,16 +43,17 @@ class Stateful(nnx.Module):
 
 
 def stateful(module: nnx.Module, *kinds: type[nnx.Variable[Any]]) -> Stateful:
-    """A module that takes its variables of some types as its first argument and returns them beside its result.
+    """Wrap a module so that it takes its variables of some types first, and returns them after its result.
 
     Args:
       module: an `nnx.Module` with a `__call__`. It is not copied.
       kinds: types of variables, such as `nnx.Cache`. Every variable of these types becomes a part of the state.
 
     Returns:
-      A module: `model(state, *args)` is `(output, state after the call)`. `model.state()` is the first state, a nested
-      dict of arrays by attribute; the first axis of an array is the batch, a number (an index) has none. State and
-      result share quantizers wherever the call only moves values, so codes of a cache are never rounded again.
+      A module: `model(state, *args)` returns `(output, state after the call)`. `model.state()` is the first state, a
+      nested dict of arrays by attribute; the first axis of an array is the batch, and a number (an index) has none.
+      State and result share quantizers wherever the call only moves values, so codes of a cache are never rounded
+      again.
 
     Raises:
       TypeError: no module, or no types. ValueError: the module has no variable of these types.
@@ -65,7 +66,7 @@ def stateful(module: nnx.Module, *kinds: type[nnx.Variable[Any]]) -> Stateful:
     if not jax.tree.leaves(made.state()):
         names = ", ".join(kind.__name__ for kind in kinds)
         raise ValueError(
-            f"stateful: expected variables of type {names}, found none in {type(module).__name__}. A cache is made "
+            f"stateful: expected variables of type {names}, found none in {type(module).__name__}. Create a cache "
             "first: nnx.MultiHeadAttention(...).init_cache(shape of the input)."
         )
     return made
@@ -96,7 +97,7 @@ def _nested(flat: dict[tuple[Any, ...], Any]) -> dict[object, Any]:
 
 
 def _check(before: dict[tuple[Any, ...], Any], given: dict[tuple[Any, ...], Any]) -> None:
-    """Raise a ValueError where the state has other parts, ranks or dtypes; the size of the batch is free."""
+    """Raise a ValueError if the state has other parts, ranks or dtypes; only the batch size is free."""
     for path in before.keys() ^ given.keys():
         word = "is missing" if path in before else "is unknown"
         raise ValueError(f"The state's part {'/'.join(map(str, path))!r} {word}. Expected the parts of model.state().")

@@ -1,10 +1,10 @@
-"""Keys of what was traced or compiled for a module: equal keys, equal programs.
+"""Keys of what was traced or compiled for a module: modules with equal keys have equal programs.
 
     Definition.of(nnx.split(Net(scale=2))[0]) != Definition.of(nnx.split(Net(scale=2.0))[0])
 
-`GraphDef` compares its values with ==, to which 1, 1.0 and True are one value, and so does `nnx.jit`. `key` is stricter
-still: a value that somebody may change in place (a config object, a function whose closure holds one) has no key, so
-that a module that holds one is traced anew for each call.
+`GraphDef` compares its values with ==, which treats 1, 1.0 and True as equal, and so does `nnx.jit`. `key` is stricter
+still: a value that can be changed in place (a config object, a function whose closure holds one) has no key, so a
+module that holds one is traced again in each call.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from flax import linen, nnx
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """A `GraphDef` as the key of what was compiled for it. types: what == does not tell apart in its attributes."""
+    """A `GraphDef` as a key. types: the types of its attributes, which == does not distinguish."""
 
     graphdef: Any
     types: Hashable
 
     @classmethod
     def of(cls, graphdef: Any) -> "Definition":
-        """The key of a definition; whether it can be hashed depends on the definition."""
+        """The key of a definition; it can be hashed only if the definition can."""
         values = (entry.value for _, entry in graphdef.attributes if hasattr(entry, "value"))
         return cls(graphdef, tuple(_types(value) for value in values))
 
@@ -46,13 +46,13 @@ def _types(value: Any) -> Hashable:
 
 
 def _fields(module: linen.Module) -> list[tuple[str, Any]]:
-    """What a linen module was made with; where it hangs in another one is not part of it."""
+    """The fields that a linen module was made with; its place in another module is not one of them."""
     names = (field.name for field in dataclasses.fields(cast("Any", module)))
     return [(name, getattr(module, name)) for name in names if name not in ("parent", "name")]
 
 
 class MayChangeError(TypeError):
-    """A value that can be changed in place, or of which this is not known."""
+    """A value can be changed in place, or it is unknown whether it can."""
 
 
 _SIMPLE = (type(None), bool, int, str, bytes, type, np.dtype, enum.Enum, type(Ellipsis), jax.lax.Precision)
@@ -60,35 +60,36 @@ _WRAPPERS = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
 
 
 def key(value: Any) -> Hashable:
-    """A hashable key of a value that nobody changes in place.
+    """A hashable key of a value that cannot change in place.
 
     Raises:
-      MayChangeError: of any other value.
+      MayChangeError: the value can change, or it is unknown whether it can.
     """
     try:
         return _key(value)
     except (RecursionError, ValueError) as error:
-        # a local function that calls itself holds itself, and one that is made before what it calls an empty cell
+        # A local function that calls itself holds itself, and one made before a function that it calls has an empty
+        # cell.
         raise MayChangeError(type(value).__name__) from error
 
 
 def _key(value: Any) -> Hashable:
     if isinstance(value, nnx.GraphDef):
-        # its nodes and metadata are compared by ==, its attributes here
+        # == compares its nodes and metadata; its attributes are compared here.
         definition = cast("Any", value)
-        return _hashed(definition), tuple(
+        return _hash_key(definition), tuple(
             (name, _key(entry.value)) for name, entry in definition.attributes if hasattr(entry, "value")
         )
     if isinstance(value, _SIMPLE):
         return type(value), value
     if isinstance(value, (float, complex, np.generic)):
-        return type(value), repr(value)  # 0.0 and -0.0 are two values, and NaN is one
+        return type(value), repr(value)  # distinguishes 0.0 from -0.0, and makes NaN equal to itself
     if isinstance(value, tuple):
         return type(value), tuple(_key(item) for item in cast("tuple[Any, ...]", value))
     if isinstance(value, frozenset):
         return frozenset, frozenset(_key(item) for item in cast("frozenset[Any]", value))
     if isinstance(value, Mapping):
-        # a definition holds copies of its mappings
+        # A definition holds copies of its mappings, so nobody changes them.
         items = cast("Mapping[Any, Any]", value).items()
         return type(value), tuple((_key(name), _key(item)) for name, item in items)
     if isinstance(value, functools.partial):
@@ -97,19 +98,19 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, types.FunctionType):
         cells = tuple(_key(cell.cell_contents) for cell in value.__closure__ or ())
         module = sys.modules.get(value.__module__)
-        # two functions of one text, which a factory such as nnx.initializers.lecun_normal made, are one
+        # Functions with the same code, such as two from the factory nnx.initializers.lecun_normal, have the same key.
         text = value if module is None or vars(module) is not value.__globals__ or vars(value) else value.__code__
         return text, value.__module__, cells, _key(value.__defaults__), _key(value.__kwdefaults__)
     if isinstance(value, _WRAPPERS) and inspect.unwrap(value) is not value:
         return value, _key(inspect.unwrap(value))
     if isinstance(value, (types.BuiltinFunctionType, np.ufunc, jax.tree_util.PyTreeDef)):
-        return _hashed(value)
+        return _hash_key(value)
     if isinstance(value, linen.Module):
         return type(value), tuple((name, _key(item)) for name, item in _fields(value))
     raise MayChangeError(type(value).__name__)
 
 
-def _hashed(value: Any) -> Hashable:
+def _hash_key(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""From an instrumented module and its arguments to a program."""
+"""Traces an instrumented module with its arguments, and returns the program that the other stages read."""
 
 import dataclasses
 import inspect
@@ -22,7 +22,7 @@ from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, use
 
 
 class TraceError(Unsupported):
-    """The model cannot be traced: it fails on these arguments, or its structure depends on numbers."""
+    """The model cannot be traced, because it fails on these arguments or its structure depends on numbers."""
 
 
 _DEPENDS_ON_DATA = (
@@ -31,25 +31,25 @@ _DEPENDS_ON_DATA = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""What JAX raises for a branch, a shape or a conversion that needs a number which is only known at run time."""
+"""Errors of JAX for a branch, a shape or a conversion that needs a number which is only known at run time."""
 
 
 _USERS = (TypeError, ValueError, AttributeError, KeyError, IndexError)
-"""What a model raises for arguments that it was not written for."""
+"""Errors that a model raises for arguments that it was not written for."""
 
 _OF_KERAS = "Exception encountered when calling"
-"""How Keras begins an error of a layer, from whose traceback it removes its own frames."""
+"""How Keras begins an error of a layer; Keras removes its own frames from the traceback of such an error."""
 
 _MANY = 32
 _calls: dict[Hashable, Callable[..., Any]] = {}
-"""The last calls by their key, the oldest first; JAX keeps the traces of a function for as long as it lives."""
+"""The most recent calls by key, oldest first; JAX keeps the traces of a function for as long as the function lives."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclasses.dataclass(eq=False)
 class Traced:
-    """A module's call as a program, and how to feed it and read it.
+    """A module's call as a program, with what is needed to run it and to interpret its results.
 
     read: the program before any rewriting. names: per program input, the path of the state or the name of the model's
     input. constant: per program input, whether it is state. args: the concrete inputs in the program's order.
@@ -69,11 +69,11 @@ class Traced:
     adapters: frozenset[Value] = frozenset()
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """The names under which a user may mean an input, or integers that the model computes."""
+        """The names by which a user may refer to an input, or to integers that the model computes."""
         return (name, name.removeprefix("input/"), self.aliases.get(name, name))
 
     def outputs(self, values: Sequence[Any]) -> Any:
-        """The model's own output structure."""
+        """The output in the structure that the model returns."""
         return jax.tree.unflatten(self._out_tree, values[: len(values) - self._n_state])
 
     @property
@@ -83,17 +83,17 @@ class Traced:
 
     @property
     def results(self) -> Program:
-        """The program with the model's outputs alone, without its state."""
+        """The program with the model's outputs only, without its state."""
         return dataclasses.replace(self.program, outputs=tuple(self.program.outputs[: -self._n_state or None]))
 
     def written(self) -> list[tuple[str, Value]]:
-        """The state that the call changes: its path and its new value."""
+        """The state that the call changes: paths and new values."""
         first = len(self.program.outputs) - self._n_state
         pairs = zip(self.names, self.program.inputs, self.program.outputs[first:], strict=False)
         return [(name, new) for name, old, new in pairs if new is not old]
 
     def new_state(self, values: Sequence[Any]) -> Any:
-        """The state after the call, with what did not change left out; None if nothing did."""
+        """The state after the call, reduced to what changed; None if nothing did."""
         first = len(values) - self._n_state
         leaves: list[Any] = []
         for outer, value in zip(self.program.outputs[first:], values[first:], strict=True):
@@ -108,12 +108,12 @@ class Traced:
 def trace(
     model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expected: str = "", *, known: bool = True
 ) -> Traced:
-    """Trace `model(*args, **kwargs)`; arrays are inputs of the program, everything else is static.
+    """Trace `model(*args, **kwargs)`; arrays become inputs of the program, everything else is static.
 
     Args:
-      expected: the inputs that the model is known to take, for messages.
-      known: whether a trace of an equal model and call will do. What a call reads outside of the module, such as a
-        global variable of a notebook, is as it was then.
+      expected: describes the inputs that the model is known to take, for messages.
+      known: whether an earlier trace of an equal model and call may be reused. Anything that a call reads outside of
+        the module, such as a global variable of a notebook, then has the value that it had before.
 
     Raises:
       TraceError: the model raises one of Python's common errors; or a shape or a branch depends on data.
@@ -150,7 +150,7 @@ def trace(
 
 
 def program_of_shapes(model: nnx.Module, args: Sequence[Any], size: int) -> Program:
-    """The program of a call with batches of another size, as JAX records it; no array is made."""
+    """The program of a call with another batch size, as JAX records it; no array is created."""
     leaves = jax.tree.leaves((tuple(args), {}))
     dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
     arrays = [as_array(leaves[i]) for i in dynamic]
@@ -167,7 +167,7 @@ def _read(
     expected: str,
     known: bool = True,
 ) -> tuple[Program, Any]:
-    """The program of a call, `arrays` being its arguments' leaves `dynamic`, and the shapes of what it returns."""
+    """The program of a call whose arguments' leaves at `dynamic` are `arrays`, and the shapes of its results."""
     graphdef, state = nnx.split(model)
     state_leaves, state_tree = jax.tree.flatten(state)
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
@@ -177,11 +177,11 @@ def _read(
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
         loops = _loops_over_examples(call, closed, state_leaves, arrays)
     except _DEPENDS_ON_DATA as error:
-        raise TraceError(_explained(error)) from error
+        raise TraceError(_explain_jax_error(error)) from error
     except _USERS as error:
         if _raised_by_qjax(error):
             raise
-        raise TraceError(_refused(model, error, args, kwargs, expected)) from error
+        raise TraceError(_describe_failure(model, error, args, kwargs, expected)) from error
     with example_loops.opened(loops):
         return from_jaxpr(closed), shapes
 
@@ -191,8 +191,8 @@ def _call(
 ) -> Callable[..., Any]:
     """The call as a function of the leaves of the state and of the arguments' leaves at `dynamic`.
 
-    One function for equal calls, unless it shall not be a known one, so that JAX traces it once for the same shapes:
-    quantizing, calibrating, converting and verifying a model read the same program.
+    If `known`, equal calls share one function, so that JAX traces it once per shape: quantizing, calibrating,
+    converting and verifying a model then read the same program.
     """
     try:
         own = key((graphdef, state_tree, tuple(static), tree, dynamic))
@@ -201,7 +201,7 @@ def _call(
     if own in _calls:
         before = _calls.pop(own)
         if known:
-            _calls[own] = before  # as the newest
+            _calls[own] = before  # reinsert, because the newest comes last
             return before
     state = state_tree.unflatten(range(state_tree.num_leaves))
     paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
@@ -217,7 +217,7 @@ def _call(
         out = copy(*inner_args, **inner_kwargs)
         _check_result(out)
         put_back(frozen)
-        return out, _kept(copy, paths)
+        return out, _state_after_call(copy, paths)
 
     if own is not None:
         _calls[own] = call
@@ -227,7 +227,7 @@ def _call(
 
 
 def _check_result(out: Any) -> None:
-    """Raise where a model returns something else than arrays."""
+    """Raise where a model returns anything but arrays."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(leaf, "__jax_array__"):
             continue
@@ -245,7 +245,7 @@ def _check_result(out: Any) -> None:
 
 
 def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Sequence[Any]) -> list[Any]:
-    """The equations of a call's jaxpr that are loops over the examples; a batch of twice the size shows them."""
+    """The equations of a call's jaxpr that loop over the examples, found by tracing a batch of twice the size."""
     found = example_loops.loops_of(closed)
     sizes = {x.shape[0] for x in arrays if x.ndim}
     if not found or len(sizes) != 1:
@@ -254,19 +254,19 @@ def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Seque
     try:
         other = jax.make_jaxpr(call)(state, twice)
     except Exception:
-        # whatever it raises: the model takes no other batch, so nothing in it follows the batch
+        # On any exception the model accepts no other batch size, so nothing in it can follow the batch.
         return []
     return example_loops.followers(found, example_loops.loops_of(other))
 
 
-def _kept(model: nnx.Module, paths: Sequence[tuple[str, ...]]) -> list[Any]:
-    """The state at `paths` after a call; an intermediate value that the call has stored beside it is dropped."""
+def _state_after_call(model: nnx.Module, paths: Sequence[tuple[str, ...]]) -> list[Any]:
+    """The state at `paths` after a call; an intermediate value that the call has added is dropped."""
     after = {_keys(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(nnx.state(model))[0]}
     sown = {_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Intermediate))[0]}
     if new := [path for path in after if path not in {*paths, *sown}]:
         raise TraceError(
-            f"The call makes the variable {'/'.join(new[0])!r}, which the module did not have before it. Make it in "
-            "__init__, and give it a value in the call; or return the value."
+            f"The call creates the variable {'/'.join(new[0])!r}, which the module did not have before it. Create it "
+            "in __init__, and give it a value in the call; or return the value."
         )
     return [after[path] for path in paths]
 
@@ -281,12 +281,12 @@ def write_state(model: nnx.Module, flat: dict[tuple[str, ...], Any]) -> None:
 def _keys(path: Any) -> tuple[str, ...]:
     keys = list(path)
     if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
-        keys.pop()  # The path ends at the array inside of its nnx.Variable. A module may be called "value" too.
+        keys.pop()  # the path ends at the array inside its nnx.Variable, and a module may be called "value" too
     return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys)
 
 
 def _variable(path: Any) -> tuple[str, ...]:
-    """The path of a variable, whose array this is or one of whose arrays."""
+    """The path of the variable to which an array belongs."""
     keys = list(path)
     ends = [i for i, key in enumerate(keys) if isinstance(key, jax.tree_util.GetAttrKey) and key.name == "value"]
     return _keys(keys[: ends[-1] + 1] if ends else keys)
@@ -299,16 +299,16 @@ def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int])
     labels: list[str] = []
     for i in dynamic:
         keys = _keys(paths[i][0])
-        # With a single argument its parts need no leading number.
+        # Parts of a single argument need no leading number.
         labels.append("input/" + "/".join(keys[2 if len(args) == 1 and not kwargs else 1 :]))
     return labels
 
 
 def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise where the call's arguments do not fit the signature, which is most often a batch with labels."""
+    """Raise where the call's arguments do not fit the signature, most often because a batch holds labels too."""
     try:
         signature = inspect.signature(type(model).__call__)
-    except ValueError:  # A callable without a known signature.
+    except ValueError:  # a callable without a known signature
         return
     try:
         positional, named = with_keywords(model.__call__, args, kwargs)
@@ -317,25 +317,25 @@ def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, A
         names = ", ".join(list(signature.parameters)[1:])
         raise TypeError(
             f"The model's __call__ takes ({names}), got {len(args) + len(kwargs)} arguments: "
-            f"{brief((*args, *kwargs.values()))}: {error}. A tuple holds the arguments of one call, flags and "
-            "None among them. If a batch also holds labels, pass inputs=lambda batch: batch[0]; a sample is the inputs "
+            f"{brief((*args, *kwargs.values()))}: {error}. A tuple holds the arguments of one call, including flags "
+            "and None. If a batch also holds labels, pass inputs=lambda batch: batch[0]; a sample is the inputs "
             "alone."
         ) from None
 
 
 def _raised_by_qjax(error: Exception) -> bool:
-    """Whether the error is one of qjax's own, which says what it has to say."""
+    """Whether the error comes from qjax itself, whose message is complete already."""
     frames = traceback.extract_tb(error.__traceback__)
     if str(error).startswith(_OF_KERAS):
         return False
     return isinstance(error, TraceError) or os.path.abspath(frames[-1].filename).startswith(_PACKAGE)
 
 
-def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: Any, expected: str) -> str:
-    """What the model was called with, and what it said."""
+def _describe_failure(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: Any, expected: str) -> str:
+    """Describe the call and the error that the model raised in it."""
     line = user_line(error.__traceback__)
     said = [part for part in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if part.strip()]
-    # Keras prints the layer first and the reason second, in bold.
+    # Keras prints the layer in the first line, and the reason in the second one in bold.
     count = 2 if said and said[0].startswith(_OF_KERAS) else 1
     return (
         f"{line or 'unknown line'}: {type(model).__name__} raises {type(error).__name__} on a call with "
@@ -346,26 +346,26 @@ def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: A
 
 
 def _cure_of(args: Sequence[Any]) -> str:
-    """How to take the model's own arguments from a batch that holds more, as batches of data loaders do."""
+    """How to pick the model's own arguments from a batch that holds more, as batches of data loaders do."""
     part = next((next(iter(arg)) for arg in args if isinstance(arg, Mapping) and arg), None)
     if part is None and len(args) < 2:
         return ""
     part = 0 if part is None else part
     return (
-        f"If the model takes only a part of the batch, pass inputs=lambda batch: batch[{part!r}]; a sample is that "
-        "part alone. "
+        f"If the model takes only a part of the batch, pass inputs=lambda batch: batch[{part!r}]; the sample is then "
+        "that part alone. "
     )
 
 
 def positional(model: nnx.Module) -> list[str]:
-    """The names of the arguments that the model's `__call__` takes by position; not those behind `*args`."""
+    """The names of the arguments that the model's `__call__` takes by position, without those in `*args`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.__call__).parameters.values() if callable(model) else ()
     return [p.name for p in parameters if p.kind in kinds]
 
 
 def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
-    """Label -> the argument as the model's `__call__` names it, with the path within."""
+    """Label -> the argument's name in the model's `__call__`, followed by the path within it."""
     named = positional(model)
     found: dict[str, str] = {}
     for label in labels:
@@ -378,8 +378,8 @@ def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> d
     return found
 
 
-def _explained(error: Exception) -> str:
-    """Where, what, and two cures; JAX's own message stays behind as the cause."""
+def _explain_jax_error(error: Exception) -> str:
+    """The place, the reason, and two cures; JAX's own message is kept as the cause."""
     line = user_line(error.__traceback__)
     kinds = {
         jax.errors.TracerBoolConversionError: "a Python branch (if, while, and, or) on a value of an array",
@@ -387,11 +387,11 @@ def _explained(error: Exception) -> str:
         jax.errors.TracerArrayConversionError: "a call of numpy on an array that is being traced",
         jax.errors.TracerIntegerConversionError: "a shape or an index of Python that comes from an array",
     }
-    other = "a shape, or a number of Python (float(x), x.item()), of an array that is being traced"
+    other = "a shape or a Python number (float(x), x.item()) taken from an array that is being traced"
     what = next((text for kind, text in kinds.items() if isinstance(error, kind)), other)
     return (
         f"{line or 'unknown line'}: {what}. A model is traced once for all inputs, so its structure must not depend on "
         "their numbers. Use jnp.where (or size=... of jnp.nonzero, jnp.unique) so that every shape is fixed, and jnp "
-        "instead of np for data. Constants are traced, too, if jnp makes them in the call: make them with np "
+        "instead of np for data. Constants that jnp makes in the call are traced, too: make them with np "
         "(np.linspace for jnp.linspace), or in __init__. Or compute this outside of the model and pass the result in."
     )

@@ -1,4 +1,4 @@
-"""What the user asks for: bits, methods and settings, and for which tensors.
+"""The recipe: which tensors get how many bits, and how their scales are found and learned.
 
-`recipe` is the whole, `override` what differs for some tensors, `keys` how an override names them.
+`recipe` holds the recipe itself, `override` the exceptions for some tensors, and `keys` how an override selects them.
 """

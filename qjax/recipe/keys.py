@@ -1,4 +1,4 @@
-"""What the keys of a recipe mean, and along which axes a weight has scales."""
+"""Matches the keys of a recipe's overrides to tensors, and finds the axes along which a weight has scales."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,37 +12,37 @@ from qjax.tracing import Place
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The path itself and its parents, without the root."""
+    """The path itself and its parents, except for the root."""
     while path:
         yield path
         path = path.rpartition("/")[0]
 
 
 def matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
-    """Whether a key names one of the paths, as a regular expression does, or is one of the classes or their base."""
+    """Whether a key selects one of the paths (as a regular expression), or one of the classes or of their bases."""
     if isinstance(key, str):
         return any(re.fullmatch(key, path) for path in paths)
     return any(issubclass(cls, key) for cls in classes)
 
 
 def paths_of(key: str | type, types: Mapping[str, type]) -> frozenset[str]:
-    """The modules that a key matches themselves, not through what is around them."""
+    """The modules that a key matches by themselves, not through a parent."""
     return frozenset(path for path, cls in types.items() if matches(key, (path,), (cls,)))
 
 
 def can_scale_rows(place: Place) -> bool:
-    """Whether a weight is a table whose rows may have scales of their own."""
+    """Whether a weight is a lookup table, whose rows may each have their own scale."""
     op = _op_of(place)
     return op is not None and op.by_row is not None and not place.integers
 
 
 def _op_of(place: Place) -> ops.Op | None:
-    """The operation that reads a weight or makes an activation; what the program is fed has none."""
+    """The operation that reads a weight or produces an activation; None for inputs of the program."""
     return ops.get(place.op) if place.op in ops.names() else None
 
 
 def _with_groups(spec: QSpec, place: Place) -> QSpec:
-    """The spec with groups that this weight can have, or else with a scale per output channel; see `QSpec`."""
+    """The spec with groups if this weight can have them, otherwise with a scale per output channel; see `QSpec`."""
     if spec.group_size is None:
         return spec
     op, rank = _op_of(place), len(place.shape)
@@ -63,7 +63,7 @@ def weight_spec(spec: QSpec, place: Place) -> QSpec:
     """The spec with the axes along which this weight has scales.
 
     Raises:
-      ValueError: the spec asks for axes along which the weight has none.
+      ValueError: this weight cannot have scales along the axes that the spec asks for.
     """
     op = _op_of(place)
     if op is not None and op.scales_rows:
@@ -85,7 +85,7 @@ def weight_spec(spec: QSpec, place: Place) -> QSpec:
         asked = tuple(sorted(axis % rank for axis in asked))
         if not set(asked) <= set(axes):
             raise ValueError(
-                f"Quantizer {place.name!r}: scales may run along the output channels only, axes {axes} of shape "
+                f"Quantizer {place.name!r}: expected scales along the output channels, axes {axes} of shape "
                 f"{place.shape}; got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
             )
         axes = asked

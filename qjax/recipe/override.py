@@ -1,4 +1,4 @@
-"""What differs for one part of a model: `Override` and `FLOAT`; checks that a recipe has for its own fields too."""
+"""`Override` and `FLOAT`, the exceptions of a recipe for one part of a model, and the checks of a recipe's fields."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ ELSEWHERE = {
     "axis": "Set the axis of the weights: weights=QSpec(axis=-1).",
     "symmetric": "Set symmetry for weights or for activations: activations=QSpec(symmetric=False).",
 }
-"""What people look for in a recipe: where it is."""
+"""Names that people expect as arguments of a recipe, and where the setting is instead."""
 
 
 class Float:
@@ -27,16 +27,16 @@ class Float:
 
 
 FLOAT = Float()
-"""As an override: leave this part of the model alone."""
+"""As an override: do not quantize this part of the model."""
 
 
 @known_fields(ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """What differs for one part of the model. None keeps what the recipe says.
+    """What differs for one part of the model; a field that is None follows the recipe.
 
     Args:
-      weights: the codes of weights. A `WeightFormat` leaves the activations in float, and takes no other argument.
+      weights: the codes of weights. A `WeightFormat` keeps the activations in float, and takes no other argument.
       activations: the codes of activations.
       method: how scales of both are learned, as in `Recipe`.
 
@@ -54,7 +54,7 @@ class Override:
         if isinstance(self.weights, WeightFormat):
             if self.activations is not None or self.method is not None:
                 raise ValueError(
-                    f"Override: weights={self.weights!r} leaves activations in float: expected neither activations nor "
+                    f"Override: weights={self.weights!r} keeps activations in float: expected neither activations nor "
                     "a method. Leave them out."
                 )
             return
@@ -68,7 +68,7 @@ class Override:
 
 
 def one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise a ValueError for a value that is not known."""
+    """Raise a ValueError if `value` is not one of `known`."""
     if value not in known:
         raise ValueError(
             f"{what}: expected one of {', '.join(map(repr, known))}, got {value!r}.{did_you_mean(value, known)}"
@@ -76,24 +76,24 @@ def one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def in_floats(value: Any) -> bool:
-    """Whether an override keeps floats between operations, without quantizers."""
+    """Whether an override keeps floats between operations, so that the part has no quantizers."""
     return isinstance(value, Float) or setting_of(value) is not None
 
 
 def setting_of(value: Any) -> Dynamic | WeightFormat | None:
-    """How the products of a part in float are computed."""
+    """How the matrix products of a float part are computed: by a `Dynamic`, a `WeightFormat`, or as they are (None)."""
     value = value.weights if isinstance(value, Override) else value
     return value if isinstance(value, (Dynamic, WeightFormat)) else None
 
 
 def check_method(what: str, value: Any) -> None:
-    """Raise for what is neither an estimator nor the name of one."""
+    """Raise for anything but an estimator or the name of one."""
     if not isinstance(value, calibration.Estimator):
         one_of(what, value, calibration.estimators())
 
 
 def check_spec(what: str, value: Any) -> None:
-    """Raise a TypeError for what is no `QSpec`."""
+    """Raise a TypeError for anything but a `QSpec`."""
     if not isinstance(value, QSpec):
         raise TypeError(f"{what}: expected a QSpec, got {value!r}.{bits_cure(value)}")
 
@@ -104,9 +104,10 @@ def bits_cure(value: Any) -> str:
 
 
 def check_pact(what: str, spec: QSpec) -> None:
-    """PACT clips to [0, alpha], so the lowest code represents 0."""
+    """Raise for a signed symmetric spec, because PACT clips to [0, alpha] and its lowest code represents 0."""
     if spec.symmetric and spec.signed:
         raise ValueError(
-            f'{what}: method "pact" clips to [0, alpha], for which a signed symmetric spec has no codes. Got {spec}. '
+            f'{what}: method "pact" clips to [0, alpha], so it needs a spec whose lowest code represents 0; got '
+            f"{spec}. "
             f"Use QSpec(bits={spec.bits}, symmetric=False), or another method."
         )

@@ -38,24 +38,24 @@ AdapterMode = Literal["beside", "within"]
 
 
 class _Unsaid(str):
-    """The default target, told from the same name written by the user: a profile replaces only the former."""
+    """The default target, distinguishable from the same name given by the user: a profile replaces the default only."""
 
 
 _TARGET = _Unsaid("nearest_even")
 _WEIGHTS = QSpec(bits=8, axis=-1)
 _ACTIVATIONS = QSpec(bits=8, symmetric=False)
-"""Defaults, which a profile replaces. A spec of the user's is another object, also where it is equal."""
+"""Defaults, which a profile replaces. Identity tells them from an equal spec of the user's."""
 
 
 def integers(name: str, low: int, high: int) -> Integers:
-    """The range of an integer input, for `Recipe(integers=...)`.
+    """Declare the range of an integer input, for `Recipe(integers=...)`.
 
-    A function of integers, such as the sine of positions, becomes one table with a row for each. An integer out of
-    range is an error; where its number is not known yet (inside jit, in emitted code) it reads the nearest row.
+    A function of integers, such as the sine of positions, becomes one table with a row for each integer. An integer out
+    of range is an error; where its value is not known yet (inside jit, in emitted code) it reads the nearest row.
 
     Args:
-      name: of the model's argument, such as "positions"; of an array within a structure, its path: "batch/positions".
-      low, high: the least integer, and the first beyond the greatest: 0 and 4096 for 4096 positions.
+      name: of the model's argument, such as "positions"; for an array within a structure its path: "batch/positions".
+      low, high: the least integer, and one more than the greatest: 0 and 4096 for 4096 positions.
     """
     return Integers(name, low, high)
 
@@ -63,43 +63,44 @@ def integers(name: str, low: int, high: int) -> Integers:
 @known_fields(ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized: whose rounding, how many bits, and how scales are found and learned.
+    """How a model is quantized: which runtime's rounding to match, how many bits, and how scales are found and learned.
 
     Args:
-      target: the runtime whose rounding the converted graph obeys: a name out of `qjax.targets.names()`, a `Target`, or
+      target: the runtime whose rounding the converted graph matches: a name from `qjax.targets.names()`, a `Target`, or
         a `qjax.export.Backend` for a device with kernels of its own. The default is "nearest_even".
       weights: the codes of weights; the default is `QSpec(bits=8, axis=-1)`. With `axis=-1` each output channel has its
-        own scale, whichever axis of the kernel that is; with `axis=None` one scale serves the tensor. An embedding
-        table has one scale. An override with `axis=0` gives each of its rows a scale, and then the looked-up rows have
-        a quantizer of their own. With `group_size` products of matrices have groups; `QSpec` says what others get.
+        own scale, whichever axis of the kernel that is; with `axis=None` the tensor has one scale. An embedding table
+        has one scale, unless an override with `axis=0` gives each of its rows a scale; then the looked-up rows have a
+        quantizer of their own. With `group_size` matrix products have groups; `QSpec` lists what other weights get.
       activations: the codes of activations; the default is `QSpec(bits=8, symmetric=False)`. They have one scale per
         tensor.
       overrides: what differs for parts of the model; later entries win. A key is a layer type, or a regular expression
         that must match a whole path: of a module, of one of its parents, or of a quantizer. A value is a `QSpec` for
         the weights, an `Override`, `FLOAT`, a `Dynamic` or a `WeightFormat`.
       first_last_bits: bits of the first and the last layer: of their weights, their inputs, and the last one's output.
-      output_bits: the least number of bits of the tensors that leave the model. With 2 bits, class scores would tie.
+      output_bits: the least number of bits of the model's output tensors. With 2 bits, class scores would tie.
       other_bits: the least number of bits of activations that no sum of products reads: the branches of a residual
-        sum, what a norm, a softmax or another function reads, the cell of an LSTM. None: those of `activations`. Papers
-        count only what convolutions and dense layers read (LSQ, arXiv 1902.08153): with `other_bits=8` so does qjax.
-      method: how scales of activations are learned in training: a name out of `qjax.calibration.estimators()`, or an
+        sum, the input of a norm, a softmax or another function, the cell of an LSTM. None: those of `activations`.
+        Papers count only what convolutions and dense layers read (LSQ, arXiv 1902.08153), as `other_bits=8` does.
+      method: how scales of activations are learned in training: a name from `qjax.calibration.estimators()`, or an
         `Estimator`.
       weight_method: the same for weights.
-      observer: how scales of activations are found before training: a name out of `qjax.calibration.names()`, an
+      observer: how scales of activations are found before training: a name from `qjax.calibration.names()`, an
         `Observer`, or "auto": the exact range at 8 bits and more, the least squared error below.
       weight_observer: how scales of weights are found: "minmax", "mse", "lsq", or "auto" as above.
       scan: whether the layers of a scan have quantizers of their own ("stacked") or share one ("shared").
-      reduce_range: use 7 of the 8 bits of every activation, those of the model's inputs and outputs too: 0..127 or
+      reduce_range: use 7 of the 8 bits of every activation, including the model's inputs and outputs: 0..127 or
         -64..63. x86 CPUs without VNNI add 8-bit products in int16 pairs that saturate; with 7 bits no pair can, since 2
-        * 127 * 128 < 2^15. On other CPUs the bit is lost for nothing. `qjax.accumulators` counts the pairs at risk.
-      integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. For other
-        integer inputs the range is that of the batches that `quantize` and `calibrate` see.
+        * 127 * 128 < 2^15. On other CPUs it loses a bit for nothing. `qjax.accumulators` counts the pairs at risk.
+      integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. Other integer
+        inputs get the range of the batches that `quantize` and `calibrate` see.
       adapters: how low-rank adapters (`nnx.LoRAParam`) are quantized. "beside": as layers of their own; in parts with
-        `Dynamic` or a `WeightFormat` they stay float. "within": as a part of the weight beside which they lie, so that
+        `Dynamic` or a `WeightFormat` they stay float. "within": as a part of the weight that they adapt, so that
         merging changes no code, see `qjax.training.merge_adapters`.
-      profile: the device that the model is for: a name out of `qjax.profiles.names()`, or a `Profile`. It fills in what
-        is not given: target, weights, activations, and sometimes methods. A setting that contradicts it is an error
-        here. Parts of the model that the device does not take are an error of `quantize`, `convert` and `graph.emit`.
+      profile: the device that the model is for: a name from `qjax.profiles.names()`, or a `Profile`. It fills in the
+        settings that are not given: target, weights, activations, and sometimes methods. A setting that contradicts it
+        is an error here. Parts of the model that the device does not support are an error of `quantize`, `convert` and
+        `graph.emit`.
 
     Examples:
       >>> import qjax
@@ -136,15 +137,15 @@ class Recipe:
         check_spec("Recipe: activations", self.activations)
         if not self.activations.per_tensor:
             raise ValueError(
-                f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "
-                "activation's channels, which one scale must serve. Drop axis and group_size."
+                f"Recipe: expected per-tensor activations, got {self.activations}. An integer accumulator sums over "
+                "the channels of an activation, so they must share one scale. Drop axis and group_size."
             )
         check_method("Recipe: method", self.method)
         check_method("Recipe: weight_method", self.weight_method)
         if calibration.estimator(self.method).follows_tensor:
             raise ValueError(
-                f'Recipe: "{calibration.estimator(self.method).name}" is for weights. Use method="static" for '
-                "activations that do not learn, or "
+                f'Recipe: expected a method for activations, got "{calibration.estimator(self.method).name}", which is '
+                'for weights only. Use method="static" for activations that do not learn, or '
                 'overrides={".*": qjax.Dynamic()} for scales of activations that are found at run time.'
             )
         for name, known in (
@@ -160,7 +161,7 @@ class Recipe:
         if not all(isinstance(known, Integers) for known in self.integers):
             raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
         if type(self.reduce_range) is not bool:
-            raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")
+            raise TypeError(f"Recipe: reduce_range: expected True or False, got {self.reduce_range!r}.")
         for name in ("output_bits", "first_last_bits", "other_bits"):
             bits = getattr(self, name)
             if bits is not None and (type(bits) is not int or not 2 <= bits <= 16):
@@ -177,18 +178,18 @@ class Recipe:
                 except re.error as error:
                     raise ValueError(f"Recipe: override {key!r} is not a regular expression: {error}.") from None
             elif not isinstance(key, type):
-                raise TypeError(f"Recipe: an override is keyed by a path or a layer type, got {key!r}.")
+                raise TypeError(f"Recipe: overrides: expected a path or a layer type as a key, got {key!r}.")
             try:
                 self._setting_of(value)
             except ValueError as error:
                 raise ValueError(
-                    f"Recipe: override {name_of(key)}: qjax.Dynamic takes over the codes of the recipe where it states "
-                    f"none. {error} Or state its own: qjax.Dynamic(weights=QSpec(bits=8, axis=-1), "
+                    f"Recipe: override {name_of(key)}: qjax.Dynamic without codes of its own takes those of the "
+                    f"recipe. {error} Or give it its own: qjax.Dynamic(weights=QSpec(bits=8, axis=-1), "
                     "activations=QSpec(bits=8))."
                 ) from None
 
     def _take_profile(self, profile: profiles.Profile) -> None:
-        """Fill in what the profile proposes, and refuse what contradicts it."""
+        """Fill in the settings that the profile proposes, and refuse those that contradict it."""
         profiles.register(profile)
         object.__setattr__(self, "profile", profile.name)
         own = {"target": (_TARGET, profile.targets[0]), "weights": (_WEIGHTS, profile.weights)}
@@ -209,15 +210,15 @@ class Recipe:
                 found += profiles.check_spec(profile, kind.removesuffix("s"), getattr(self, kind), kind)
         profiles.Verdict(profile, tuple(found)).refuse("Recipe")
 
-    # ------------------------------------------------------------------ what a model's parts get
+    # ------------------------------------------------------------------ what the parts of a model get
 
     def float_paths(self, types: Mapping[str, type]) -> frozenset[str]:
-        """The paths of modules that compute in float between their products."""
+        """The paths of modules that compute in float between their matrix products."""
         keys = [key for key, value in self.overrides.items() if in_floats(value)]
         return frozenset(path for key in keys for path in paths_of(key, types))
 
     def _setting_of(self, value: Any) -> Dynamic | WeightFormat | None:
-        """How the products under an override are computed, with the recipe's codes where it states none."""
+        """How products under an override are computed; codes that it does not set come from the recipe."""
         setting = setting_of(value)
         if not isinstance(setting, Dynamic):
             return setting
@@ -227,7 +228,7 @@ class Recipe:
         return setting.over(self.weights, activations)
 
     def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, "Dynamic | WeightFormat | None"], ...]:
-        """Module path -> how its products run; None: in float after all, by a later override of that part."""
+        """Module path -> how its products run; None if a later override of that part keeps them in float."""
         found: dict[str, Dynamic | WeightFormat | None] = {}
         for key, value in self.overrides.items():
             if in_floats(value):
@@ -237,23 +238,23 @@ class Recipe:
         return tuple(found.items()) if any(found.values()) else ()
 
     def check_dynamic(self, modules: Collection[str], types: Mapping[str, type]) -> None:
-        """Every `Dynamic` and `WeightFormat` must have a product to compute. modules: the paths of those that do."""
+        """Raise for a `Dynamic` or `WeightFormat` without a product to compute. modules: the paths that have one."""
         inside = {path for module in modules for path in (*ancestors(module), "")}
         for key, value in self.overrides.items():
             tops = paths_of(key, types) if setting_of(value) is not None else frozenset[str]()
             if tops and not tops & inside:
                 raise ValueError(
                     f"Recipe: override {name_of(key)}: qjax.{type(setting_of(value)).__name__} is for products of an "
-                    f"activation with a weight, of which {', '.join(map(repr, sorted(tops)))} has none of its own. "
-                    "Override the module whose __call__ multiplies, or use qjax.FLOAT to leave this one in float."
+                    f"activation with a weight, but {', '.join(map(repr, sorted(tops)))} has none of its own. "
+                    "Override the module whose __call__ multiplies, or use qjax.FLOAT to keep this one in float."
                 )
 
     def quantizer(
         self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool, operand: bool
     ) -> Quantizer:
-        """The quantizer of one place.
+        """Choose the quantizer of one place.
 
-        edge: of the first or last layer. output: leaves the model. operand: a sum of products reads it.
+        edge: it belongs to the first or last layer. output: it leaves the model. operand: a sum of products reads it.
         """
         weight = place.kind == "weight"
         least = max(self.output_bits if output else 0, 0 if operand else self.other_bits or 0)
@@ -264,9 +265,9 @@ class Recipe:
         int16_limits.check_spec(f"Quantizer {place.name!r}", spec, target, weight=weight)
         if target.powers_of_two and not calibration.estimator(method).powers_of_two:
             raise ValueError(
-                f"Recipe: the target {target.name!r} shifts accumulators, so every scale must be a power of two. The "
-                f"method {calibration.estimator(method).name!r} of {'weights' if weight else 'activations'} finds "
-                f"others. Use {'weight_method' if weight else 'method'}='tqt'."
+                f"Recipe: the target {target.name!r} shifts accumulators, so every scale must be a power of two, but "
+                f"the method {calibration.estimator(method).name!r} of {'weights' if weight else 'activations'} finds "
+                f"other scales. Use {'weight_method' if weight else 'method'}='tqt'."
             )
         if weight:
             spec = weight_spec(spec, place)
@@ -278,8 +279,8 @@ class Recipe:
                 )
         elif calibration.estimator(method).follows_tensor:
             raise ValueError(
-                f'Quantizer {place.name!r}: "{calibration.estimator(method).name}" is for weights. Give the override '
-                "the name of the weight, such as 'head/kernel', or another method; or use qjax.Dynamic() instead, "
+                f'Quantizer {place.name!r}: "{calibration.estimator(method).name}" is for weights. Use the name of the '
+                "weight, such as 'head/kernel', as the key of the override, or another method; or use qjax.Dynamic(), "
                 "which finds the scales of activations at run time."
             )
         elif not spec.per_tensor:
@@ -296,18 +297,18 @@ class Recipe:
         return Quantizer(spec, method, shape, stack)
 
     def by_row(self, places: Mapping[str, Place], types: Mapping[str, type]) -> frozenset[str]:
-        """The tables that have scales of their rows, by the names of their quantizers."""
+        """The names of the quantizers of tables that have a scale per row."""
         tables = {name: place for name, place in places.items() if can_scale_rows(place)}
         return frozenset(
             name for name, place in tables.items() if has_scales_of_rows(self.spec_of(place, types), place.shape[0])
         )
 
     def spec_of(self, place: Place, types: Mapping[str, type]) -> QSpec:
-        """What the recipe asks for a tensor in the middle of the model, which it may not be able to have."""
+        """The spec that the recipe asks for in the middle of the model; the tensor may not be able to have it."""
         return self._spec_of(place, types, edge=False, least=0)[0]
 
     def stated(self) -> Mapping[str, Any]:
-        """The settings that are neither defaults nor a profile's proposals."""
+        """The settings that are neither defaults nor proposed by a profile."""
         proposed: dict[str, Any] = {}
         if self.profile is not None:
             profile = profiles.get(self.profile)
@@ -321,7 +322,7 @@ class Recipe:
         }
 
     def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:
-        """Every override must match something; the error lists what there is to match."""
+        """Raise if an override matches nothing; the error lists what there is to match."""
         used = {id(key) for place in places.values() for key, _ in self.overrides_of(place, types)}
         for key, value in self.overrides.items():
             if in_floats(value):
@@ -333,9 +334,9 @@ class Recipe:
             matched, floats = paths_of(key, types), self.float_paths(types)
             if matched and all(floats.intersection((*ancestors(path), "")) for path in matched):
                 raise ValueError(
-                    f"Recipe: override {name_of(key)} is for calibrated integers, but other overrides keep all that it "
-                    "matches in float (qjax.FLOAT, qjax.Dynamic, qjax.WeightFormat), whatever the order. Narrow the "
-                    "keys of those, or give this one qjax.Dynamic(weights=...)."
+                    f"Recipe: override {name_of(key)} is for calibrated integers, but other overrides keep everything "
+                    "that it matches in float (qjax.FLOAT, qjax.Dynamic, qjax.WeightFormat), whatever the order. "
+                    "Narrow the keys of those, or give this one qjax.Dynamic(weights=...)."
                 )
             near = did_you_mean(key, [*places, *filter(None, types)])
             kinds = ", ".join(sorted({cls.__name__ for cls in types.values()}))
@@ -344,15 +345,15 @@ class Recipe:
                 f"Module paths: {', '.join(repr(p) for p in sorted(types) if p)}\n"
                 f"Quantizers: {', '.join(repr(name) for name in places)}\n"
                 f"Layer types: {kinds}\n"
-                "A path must match in full; a part may be matched with '.*'."
+                "A path must match in full; use '.*' to match a part of it."
             )
 
     def _spec_of(self, place: Place, types: Mapping[str, type], *, edge: bool, least: int) -> tuple[QSpec, Method]:
-        """What the recipe and its overrides say of a place. least: bits of an activation that no override gives."""
+        """The spec and method of a place. least: the fewest bits of an activation that no override sets."""
         weight, target = place.kind == "weight", target_of(self.target)
         spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
         if place.integers:
-            # The table holds activations of at least 8 bits: no training adapts them to fewer.
+            # The table holds activations of at least 8 bits, because no training adapts them to fewer.
             spec = target.with_bits(spec, max(8, spec.bits, self.activations.bits))
         if edge and self.first_last_bits is not None:
             spec = target.with_bits(spec, self.first_last_bits)
@@ -361,20 +362,20 @@ class Recipe:
         for _, value in self.overrides_of(place, types):
             override = Override(weights=value) if isinstance(value, QSpec) else value
             chosen = override.weights if weight else override.activations
-            assert not isinstance(chosen, WeightFormat)  # such a part has no quantizers
+            assert not isinstance(chosen, WeightFormat)  # a part with a weight format has no quantizers
             spec, method = chosen or spec, override.method or method
         return spec, method
 
     def observer_of(self, spec: QSpec) -> Any:
-        """The observer for an activation of that spec."""
+        """The observer for an activation with this spec."""
         if self.observer != "auto":
             return calibration.get(self.observer)
-        # reduce_range makes 7 bits of the 8 that were asked for, so clip no more than with 8.
+        # reduce_range uses 7 of the 8 bits that were asked for, so clip no more than with 8.
         wide = spec.bits >= 8 or (self.reduce_range and spec.bits == 7)
         return calibration.get("minmax" if wide else "mse")
 
     def weight_observer_of(self, spec: QSpec) -> Literal["minmax", "mse", "lsq"]:
-        """The way to find the scales of a weight of that spec."""
+        """How to find the scales of a weight with this spec."""
         if self.weight_observer != "auto":
             return self.weight_observer
         return "minmax" if spec.bits >= 8 else "mse"
@@ -389,5 +390,5 @@ class Recipe:
 
 
 def name_of(key: str | type) -> str:
-    """The key of an override, for messages."""
+    """Spell the key of an override for messages."""
     return repr(key) if isinstance(key, str) else key.__name__

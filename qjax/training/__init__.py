@@ -1,4 +1,4 @@
-"""What training a quantized model needs beyond its gradients: constraints, learned rounding, and repairs."""
+"""What training a quantized model needs beyond gradients: constraints, learned rounding, and accuracy repairs."""
 
 from qjax.training.a2q import AccumulatorConstraint, accumulator_bound, constrain_accumulators
 from qjax.training.adam import optimizer

@@ -1,4 +1,4 @@
-"""Keeps weights, while they train, so small that no input can overflow a narrow accumulator.
+"""Keeps weights so small during training that no input can overflow a narrow accumulator (A2Q and A2Q+).
 
 A sum of products of N-bit activations with the codes q of one output channel stays within a signed register of P bits
 if the L1 norm of q is small enough:
@@ -11,13 +11,13 @@ if the L1 norm of q is small enough:
 
 The papers write the weight as `g v / |v|_1` with a learned g that is clipped to the bound (and A2Q+ centres v, so that
 the two halves are equal before rounding), and round codes towards zero, which never increases a norm. Here the weight
-stays the user's parameter and is *projected* after each update of the optimizer; codes are rounded to nearest, as
-everywhere in qjax, which may increase a norm, so what is bounded is the norm of the codes themselves. For A2Q+ each
-sign's codes are bounded by half of the norm, and nothing is centred.
+stays the user's parameter and is *projected* after each update of the optimizer. Codes are rounded to nearest, as
+everywhere in qjax, which may increase a norm; the bound therefore applies to the norm of the codes themselves. For A2Q+
+the codes of each sign are bounded by half of the norm, and nothing is centred.
 
-The projection lowers the magnitudes of a channel by one number and stops at zero: the Euclidean projection onto an L1
-ball (Duchi, Shalev-Shwartz, Singer, Chandra, ICML 2008), onto the largest ball whose codes satisfy the bound. A2Q+ uses
-that projection too, once, for its first weights.
+The projection reduces all magnitudes of a channel by one common number and stops at zero. This is the Euclidean
+projection onto an L1 ball (Duchi, Shalev-Shwartz, Singer, Chandra, ICML 2008), namely the largest ball whose codes
+satisfy the bound. A2Q+ uses the same projection once, for its first weights.
 """
 
 import dataclasses
@@ -43,20 +43,20 @@ from qjax.tracing import Annotation
 from qjax.tracing.annotation import LayerUse
 
 _HALVINGS = 26
-"""Of the interval that the threshold lies in; float32 has 24 bits."""
+"""How often the interval that contains the threshold is halved; float32 has 24 bits."""
 
 
 def accumulator_bound(bits: int, activations: QSpec, plus: bool = False) -> int:
     """The greatest L1 norm of one output channel's codes with which no input overflows a signed register.
 
     Args:
-      bits: P, the register's, sign included, 2 to 32.
-      activations: the spec of what the codes are multiplied with. A2Q's "signed" saves a bit only where the zero point
-        is 0: asymmetric codes minus their zero point may reach 2^N - 1 on either side.
+      bits: P, the width of the register including the sign, 2 to 32.
+      activations: the spec of the activations that the codes are multiplied with. A2Q's "signed" saves a bit only where
+        the zero point is 0: asymmetric codes minus their zero point may reach 2^N - 1 on either side.
       plus: A2Q+'s bound, for channels whose positive and negative codes have at most half of it each; always even.
 
     Raises:
-      ValueError: a width outside of 2..32.
+      ValueError: `bits` is outside of 2..32.
     """
     if not 2 <= bits <= 32:
         raise ValueError(f"accumulator_bound: expected a register of 2 to 32 bits, got {bits}.")
@@ -68,7 +68,7 @@ def accumulator_bound(bits: int, activations: QSpec, plus: bool = False) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AccumulatorConstraint:
-    """What `constrain_accumulators` returns. A pytree: one compiled step serves every width.
+    """The result of `constrain_accumulators`. It is a pytree, so that one compiled step serves every width.
 
     Attributes:
       axes: per weight, by its quantizer's name, the axes that the accumulator does not sum over.
@@ -81,11 +81,11 @@ class AccumulatorConstraint:
     bounds: dict[str, Any]
 
     def project(self, qmodel: QuantizedModel) -> None:
-        """Move the weights of every channel that breaks its bound, under the present scales; works inside jit.
+        """Project the weights of every channel that breaks its bound, under the present scales; works inside jit.
 
-        Call it after each update of the optimizer, and after whatever else moves a weight or its scale. Afterwards
-        the codes satisfy the bound exactly, and so do those of the converted graph. Channels that satisfy it already
-        are left as they are, bit for bit.
+        Call it after each update of the optimizer, and after anything else that changes a weight or its scale.
+        Afterwards the codes, and those of the converted graph, satisfy the bound exactly. Channels that satisfy it
+        already are unchanged, bit for bit.
         """
         state, params = nnx.state(qmodel.model), qmodel.quantizer_values()
         projected: dict[tuple[str, ...], jax.Array] = {}
@@ -97,12 +97,12 @@ class AccumulatorConstraint:
         write_state(qmodel.model, projected)
 
     def initialize(self, qmodel: QuantizedModel) -> None:
-        """Choose the scales of the weights that break their bound, and project: once, before training; not inside jit.
+        """Choose new scales for the weights that break their bound, and project: once, before training, outside jit.
 
-        Calibrated scales spread a weight over all codes, so that a small norm is spent on the few greatest weights.
-        Here each scale is multiplied by that power of 2^(1/8), from 1 until one code is left, with which the projected
-        codes give back the real weight with the least squared error. (A2Q+ keeps the scale and projects; its scales
-        then learn through the norm that they are part of, which those of a projected weight do not.)
+        Calibrated scales spread a weight over all codes, so a small norm would be spent on the few greatest weights.
+        Here each scale is multiplied by a power of 2^(1/8), from 1 until one code is left. The power is chosen such
+        that the projected codes reproduce the float weight with the least squared error. (A2Q+ keeps the scale and
+        projects. Its scales then learn through the norm that contains them, which those of a projected weight do not.)
         """
         params = qmodel.quantizer_values()
         for name, axes in self.axes:
@@ -123,7 +123,7 @@ class AccumulatorConstraint:
     def norms(self, qmodel: QuantizedModel) -> dict[str, jax.Array]:
         """Per weight, int32 [2, channels...]: the bounded L1 norms of the present codes.
 
-        With `plus` of the positive and of the negative codes, to be compared with half of the bound; else of all
+        With `plus`, of the positive and of the negative codes, to be compared with half of the bound; otherwise of all
         codes, twice.
         """
         state, params = nnx.state(qmodel.model), qmodel.quantizer_values()
@@ -133,9 +133,9 @@ class AccumulatorConstraint:
     def penalty(self, qmodel: QuantizedModel) -> jax.Array:
         """float32 scalar: the sum over channels of `max(log2 |w / s|_1 - log2 bound, 0)`; differentiable.
 
-        A2Q's regulariser (its equation for L_reg, in terms of t and T), with the norm of the real weight in steps of
-        its scale in the place of the learned t: it pulls weights down and scales up before the projection has to. With
-        `plus` it is the sum over both signs, each against half of the bound. The papers weigh it with 1e-3.
+        This is A2Q's regulariser (its equation for L_reg, in terms of t and T), where the norm of the float weight in
+        steps of its scale replaces the learned t. It pulls weights down and scales up before the projection has to.
+        With `plus` it is the sum over both signs, each against half of the bound. The papers weigh it with 1e-3.
         """
         state, params, total = nnx.state(qmodel.model), qmodel.quantizer_values(), jnp.zeros((), jnp.float32)
         for name, axes in self.axes:
@@ -150,7 +150,7 @@ class AccumulatorConstraint:
         return total
 
     def _limit(self, name: str) -> jax.Array:
-        """int32 scalar: what `_norms` of that weight may be."""
+        """int32 scalar: the bound that `_norms` of this weight must not exceed."""
         bound = jnp.asarray(self.bounds[name], jnp.int32)
         return bound // np.int32(2) if self.plus else bound
 
@@ -158,7 +158,7 @@ class AccumulatorConstraint:
 def constrain_accumulators(
     qmodel: QuantizedModel, sample: Any, bits: int, *, plus: bool = False, only: str = ".*"
 ) -> AccumulatorConstraint:
-    """Find every sum of products with a weight, and how large the weight's codes may be for a register of `bits`.
+    """Find every sum of products with a weight, and bound the weight's codes for a register of `bits`.
 
         constraint = qjax.training.constrain_accumulators(qmodel, sample, 16, plus=True)
         constraint.initialize(qmodel)
@@ -168,20 +168,20 @@ def constrain_accumulators(
             optimizer.update(qmodel, nnx.grad(loss)(qmodel, x, labels))
             constraint.project(qmodel)
 
-    Then `qjax.accumulators(qjax.convert(qmodel, sample)).bits <= bits`. What is bounded is the sum of products, which
-    is what narrow registers hold; the bias is added behind them in int32. Products of two activations have no weight
-    and no bound. Works for all methods of learning scales but "dynamic".
+    Then `qjax.accumulators(qjax.convert(qmodel, sample)).bits <= bits`. The bound covers the sum of products, which is
+    what narrow registers hold; the bias is added afterwards in int32. Products of two activations have no weight and no
+    bound. Works for all methods of learning scales but "dynamic".
 
     Args:
       qmodel: the quantized model.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
-      bits: of the register, the sign included.
+      bits: width of the register, including the sign.
       plus: A2Q+ instead of A2Q.
-      only: a regular expression that must match a weight's name in full; others are left alone.
+      only: a regular expression that must match a weight's name in full; other weights are not constrained.
 
     Raises:
-      ValueError: no weight matches; no code but 0 fits; or a weight that cannot be projected: one whose scale follows
-        it ("dynamic"), with groups of scales, within a scan, or that the model transforms before it is used.
+      ValueError: no weight matches; no code but 0 fits; or a weight cannot be projected, because its scale follows it
+        ("dynamic"), it has groups of scales, it is in a scan, or the model transforms it before it is used.
     """
     check_quantized(qmodel, "constrain_accumulators", numbers=False)
     args = arguments_of(sample, "constrain_accumulators", traced=True)
@@ -205,7 +205,7 @@ def constrain_accumulators(
                 f"activations of {spec.bits}. Use more bits for it, or fewer for {use.input.name!r}."
             )
         axes[name] = use.weight.axes
-        # A weight that is used twice obeys the narrower accumulator.
+        # A weight that is used twice must fit the narrower accumulator.
         bounds[name] = min(bound, bounds.get(name, bound))
     if not axes:
         names = ", ".join(use.weight.name for use in _sums(annotation)) or "none"
@@ -245,28 +245,28 @@ def _weight(state: Any, name: str) -> jax.Array:
 
 
 def _norms(codes: jax.Array, axes: tuple[int, ...], plus: bool) -> jax.Array:
-    """int32 [2, ...]: what is bounded of positive and of negative weights; without `plus` both are the whole norm."""
+    """int32 [2, ...]: the bounded norms of positive and of negative weights; without `plus` both are the whole norm."""
     signs = _signs(codes.astype(jnp.int32), axes)
     return signs if plus else jnp.broadcast_to(signs.sum(0, dtype=jnp.int32), signs.shape)
 
 
 def _signs(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """[2, ...]: the sums of the positive values and of the magnitudes of the negative ones, reduced to size 1."""
+    """[2, ...]: the sums of positive values and of magnitudes of negative ones; reduced axes have size 1."""
     summed = tuple(axis for axis in range(values.ndim) if axis not in axes)
     zero = jnp.zeros((), values.dtype)
     parts = (jnp.maximum(values, zero), jnp.maximum(-values, zero))
     return jnp.stack([jnp.sum(part, summed, keepdims=True, dtype=values.dtype) for part in parts])
 
 
-# Compiled outside of a trace too: one compilation per kind of weight instead of one per call.
+# Compiled outside of a trace too, so that there is one compilation per kind of weight instead of one per call.
 @functools.partial(jax.jit, static_argnames=("quantizer", "axes", "plus"))
 def _project(
     w: jax.Array, params: Any, limit: jax.Array, quantizer: Quantizer, axes: tuple[int, ...], plus: bool
 ) -> jax.Array:
-    """w with the magnitudes of each channel (and sign) lowered by the least number with which its codes fit.
+    """w with the magnitudes of each channel (and sign) reduced by the least number with which its codes fit.
 
-    Subtraction, scaling and rounding are monotone in floating point too, so that halving finds the threshold, and the
-    end that is returned is one whose codes were looked at.
+    Subtraction, scaling and rounding are monotone in floating point too, so bisection finds the threshold. It returns
+    the end of the interval whose codes were tested.
     """
     zero = jnp.zeros((), w.dtype)
 
@@ -292,7 +292,7 @@ def _project(
 def _error(
     w: jax.Array, params: Any, limit: jax.Array, quantizer: Quantizer, axes: tuple[int, ...], plus: bool
 ) -> jax.Array:
-    """float32, one per scale: the squared distance from w to what its projection is quantized to."""
+    """float32, one per scale: the squared distance from w to its quantized projection."""
     quantized = quantizer(params, _project(w, params, limit, quantizer, axes, plus))
     view, reduced = split_groups(jnp.square(w.astype(jnp.float32) - quantized.real32()), quantizer.spec)
     return jnp.sum(view, reduced)

@@ -1,4 +1,4 @@
-"""The optimizer of the default training recipe: Adam with a cosine decay, weights and scales apart."""
+"""The optimizer of the default training recipe: Adam with a cosine decay and separate rates for scales."""
 
 import math
 from collections.abc import Hashable
@@ -13,10 +13,10 @@ from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.model.quantizer_numbers import QuantParam
 
 LEARNING_RATE = 4e-3
-"""Of Adam, as a part of the size of each tensor."""
+"""Adam's learning rate, relative to the size of each tensor."""
 
 _SMALLEST_SIZE = 1e-2
-"""A tensor of zeros moves as if its root mean square were this."""
+"""The least root mean square that is assumed of a tensor, so that a tensor of zeros can train."""
 
 
 def optimizer(
@@ -28,32 +28,34 @@ def optimizer(
     weight_decay: float = 0.0,
     warmup: int = 0,
 ) -> optax.GradientTransformation:
-    """Adam for a quantized model: one learning rate that fits weights of any size, and scales with a rate of their own.
+    """Adam for a quantized model: one relative learning rate for weights of any size, and a separate rate for scales.
 
         steps = epochs * len(batches)
         optimizer = nnx.Optimizer(qmodel, qjax.training.optimizer(qmodel, steps), wrt=nnx.Param)
 
-    A learning rate that fits the weights of one network is too great for those of another. Here the step of a tensor is
-    multiplied by the tensor's root mean square (Adafactor, Shazeer and Stern 2018, arXiv 1804.04235, section 8). A
+    A learning rate that fits the weights of one network is too great for those of another. The step of each tensor is
+    therefore multiplied by its root mean square (Adafactor, Shazeer and Stern 2018, arXiv 1804.04235, section 8). A
     rate of 0.004 then moves a weight by about 0.4 % of the tensor's size. Scales are learned as logarithms to base 2,
     which have no size of their own: a rate of 0.004 changes a scale by about 0.3 % a step (TQT, Jain et al. 2019,
     arXiv 1903.08066, section 3.4, shows why Adam on logarithms needs no further normalisation).
 
     Args:
-      qmodel: the model that will be trained; its structure says which parameters belong to quantizers.
+      qmodel: the model that will be trained; its structure tells which parameters belong to quantizers.
       steps: of the optimizer, all epochs together. The rate falls to zero as a cosine.
-      learning_rate: of the weights, as a part of each tensor's size.
-      scale_rate: the rate of scales and other parameters of quantizers, as a multiple of `learning_rate`. 0 keeps them.
-      weight_decay: decoupled, as a part of each weight and step at the full rate (AdamW, Loshchilov and Hutter 2017,
-        arXiv 1711.05101). Parameters of quantizers do not decay: the logarithm of a scale would be pulled to a scale
-        of 1.
-      warmup: steps in which the rate grows from zero.
+      learning_rate: of the weights, relative to each tensor's size.
+      scale_rate: the rate of scales and other parameters of quantizers, as a multiple of `learning_rate`. With 0 they
+        do not train.
+      weight_decay: decoupled, as a fraction of each weight per step at the full rate (AdamW, Loshchilov and Hutter
+      2017,
+        arXiv 1711.05101). Parameters of quantizers do not decay, because decay would pull the logarithm of a scale to
+        0, that is, the scale to 1.
+      warmup: number of steps over which the rate grows from zero.
 
     Returns:
       An `optax.GradientTransformation` for the state of `wrt=nnx.Param`. It can be chained with others.
 
     Raises:
-      TypeError: a model that is not quantized. ValueError: a number out of its range.
+      TypeError: the model is not quantized. ValueError: a number is out of its range.
     """
     check_quantized(qmodel, "optimizer", numbers=False)
     for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
@@ -90,7 +92,7 @@ def optimizer(
 
 
 def _times_size(updates: Any, params: Any) -> Any:
-    """Each element times its own size: a vector holds the numbers of many quantizers."""
+    """Scale each element's update by the element's own size, because a vector holds the numbers of many quantizers."""
     return jax.tree.map(lambda step, x: step * jnp.maximum(jnp.abs(x), _SMALLEST_SIZE), updates, params)
 
 
@@ -100,7 +102,7 @@ def paths_of(module: nnx.Module, kind: type[nnx.Variable[Any]]) -> set[tuple[str
 
 
 def names_of(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The path of a leaf, as `jax.tree_util` gives it, in names."""
+    """The path of a leaf, as `jax.tree_util` represents it, as names."""
     return tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
 
 

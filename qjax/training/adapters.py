@@ -1,4 +1,4 @@
-"""Adapters become part of their weights: what a fine-tuned model ships."""
+"""Merges low-rank adapters into their weights, which is the form in which a fine-tuned model ships."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -21,24 +21,24 @@ from qjax.tracing import Adapter, Program, Value, adapter_of, joined, uses_of_pa
 from qjax.training.frozen import thaw_base
 
 _Matrices = dict[Adapter, dict[tuple[int, ...], jax.Array]]
-"""Adapter -> iteration of the scans around it -> what it adds to its weight."""
+"""Adapter -> iteration of the scans around it -> the matrix that it adds to its weight."""
 
 
 def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
-    """A copy of a quantized model whose weights include their low-rank adapters.
+    """Return a copy of a quantized model whose weights include their low-rank adapters.
 
-    The adapters of the copy are zeros and no part of its forward pass, so `convert` finds one product where there were
-    three. A base that was frozen is in floats again, with the values of its codes.
+    The adapters of the copy are zeros and take no part in its forward pass, so `convert` finds one product where there
+    were three. A frozen base becomes floats again, with the values of its codes.
 
-    With `Recipe(adapters="within")` the merged weights have the codes with which the model trained, as its scales stay.
-    With "beside" they get new scales and new codes; so measure the merged model.
+    With `Recipe(adapters="within")` the merged weights have the codes with which the model trained, because its scales
+    do not change. With "beside" they get new scales and new codes, so measure the merged model.
 
     Args:
-      qmodel: the model with adapters; it stays as it is.
+      qmodel: the model with adapters; it is not changed.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
 
     Raises:
-      ValueError: an adapter that does not lie beside a product, or a weight that is also read without it.
+      ValueError: an adapter does not lie beside a product, or a weight is also read without its adapter.
     """
     check_quantized(qmodel, "merge_adapters")
     args = arguments_of(sample, "merge_adapters")
@@ -64,10 +64,10 @@ def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
 
 
 def _check_merged(raw: Traced, plan: Plan) -> None:
-    """Raise where an adapter would be left, or there is none."""
+    """Raise where an adapter could not be merged, or the model has none."""
     merged, _ = dataclasses.replace(plan, adapters="merged").read(raw)
     names = dict(zip(raw.program.inputs, raw.names, strict=True))
-    # what reads a value that was dropped is dropped as well, from the end to the start
+    # Going backwards, an equation that only reads dropped values is dropped as well.
     read = set(merged.results.outputs)
     for eqn in reversed(merged.program.equations):
         if eqn.body is not None or any(value in read for value in eqn.outputs):
@@ -82,14 +82,14 @@ def _check_merged(raw: Traced, plan: Plan) -> None:
 
 
 def _is_read(program: Program, value: Value) -> bool:
-    """Whether an equation with data reads a parameter."""
+    """Whether an equation that computes reads a parameter."""
     return any(not all(eqn.fixed) for eqn, *_ in uses_of_parameter(program, value))
 
 
 def _matrices(
     program: Program, env: dict[Value, Any], step: tuple[int, ...] = ()
 ) -> Iterator[tuple[Adapter, tuple[int, ...], jax.Array]]:
-    """What the adapters of a program add to their weights. env: what is known."""
+    """The matrices that the adapters of a program add to their weights. env: the values known so far."""
     for eqn in program.equations:
         known = [v.constant if v.constant is not None else env.get(v) for v in eqn.inputs]
         adapter = adapter_of(eqn)
@@ -108,7 +108,7 @@ def _matrices(
 
 
 def _add(model: QuantizedModel, traced: Traced, matrices: _Matrices) -> set[str]:
-    """Add matrices to the parameters; the names of those that changed."""
+    """Add the matrices to the parameters; returns the names of the parameters that changed."""
     variables = {"/".join(map(str, path)): v for path, v in nnx.to_flat_state(nnx.state(model.model))}
     changed: set[str] = set()
     for value, name in zip(traced.program.inputs, traced.names, strict=True):
@@ -141,7 +141,7 @@ def _stacked(
 
 
 def _carried(model: QuantizedModel, raw: Traced, plan: Plan) -> dict[str, Any]:
-    """The quantizers of the merged model, each with the numbers that its tensor had before."""
+    """The quantizers of the merged model, each with the numbers that its tensor had before the merge."""
     _, old = plan.read(raw)
     _, new = dataclasses.replace(plan, adapters="merged").read(raw)
     ends = {whole: join for join, whole in joined(raw.program, raw.adapters).items()}

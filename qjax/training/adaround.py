@@ -1,12 +1,12 @@
 """AdaRound: learns for each weight whether to round up or down (Nagel et al. 2020, arXiv 2004.10568).
 
-Nearest rounding minimises the error of each weight. What matters is the error of the layer's output, where errors of
-weights add up with signs. AdaRound minimises that over all ways to round, layer by layer, without labels and with the
-scales as they are.
+Rounding to nearest minimises the error of each weight. What matters is the error of the layer's output, in which errors
+of weights add up with their signs. AdaRound minimises that error over all ways to round, layer by layer, without labels
+and with the scales unchanged.
 
 The paper draws batches of examples. The squared error of a product is a quadratic function of the weights, whose
-coefficients are second moments of the layer's inputs. So here every step has the gradient of all data, and its cost
-does not depend on how many examples there are.
+coefficients are second moments of the layer's inputs. Every step here therefore has the gradient of all data, and its
+cost does not depend on the number of examples.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ ZETA, GAMMA = 1.1, -0.1
 
 @dataclasses.dataclass(frozen=True)
 class RoundedLayer:
-    """One layer. Errors are means of `(y - y_q)**2` over the calibration data, before bias and activation.
+    """Result of one layer. Errors are means of `(y - y_q)**2` over the calibration data, before bias and activation.
 
     Attributes:
       name: of its weight.
-      nearest, learned: the error with nearest rounding, and with the codes that were taken.
+      nearest, learned: the error with nearest rounding, and with the codes that were chosen.
       signal: the mean of `y**2`.
-      changed, weights: how many codes differ from nearest, of how many.
+      changed, weights: how many codes differ from nearest rounding, out of how many.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Rounding:
 
     Attributes:
       layers: one entry for each layer whose codes were learned.
-      left: weights that stay at nearest, and why.
+      left: weights that keep nearest rounding -> why.
     """
 
     layers: tuple[RoundedLayer, ...]
@@ -72,7 +72,7 @@ class Rounding:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """steps, rate: of the optimizer. weight: of the regulariser. betas: its exponent, first and last."""
+    """steps, rate: of the optimizer. weight: of the regulariser. betas: its first and last exponent."""
 
     steps: int
     rate: float
@@ -91,29 +91,29 @@ def adaround(
     regularization: float = 1.0,
     progress: bool | None = None,
 ) -> Rounding:
-    """Round the weights of dense layers and convolutions up or down so that their outputs change least.
+    """Round the weights of dense layers and convolutions up or down such that their outputs change least.
 
-    Layer by layer in the order of execution. With x the layer's input in the float model, x_q its input in the
-    quantized model (the layers before it rounded already) and y = W x, it minimises over V
+    It works layer by layer in the order of execution. With x the layer's input in the float model, x_q its input in the
+    quantized model (whose earlier layers are rounded already) and y = W x, it minimises over V
 
         mean (y - W_q x_q)^2 + regularization * mean (1 - |2 h(V) - 1|^beta),
         W_q = s * clip(floor(W / s) + h(V), low, high),  h(V) = clip(sigmoid(V) * 1.2 - 0.1, 0, 1)
 
-    (equations 21 to 25 of the paper, without the activation), the first mean taken per channel as a part of nearest
-    rounding's. beta falls from 20 to 2 along a cosine, after a fifth of the steps without regulariser; h ends at 0 or
-    1. Each output channel keeps what was learned only if its error on the rows that are used is less than with
-    nearest rounding, so no layer's error on them can be greater. Then the real weights are set to `code * scale`, and
+    (equations 21 to 25 of the paper, without the activation), the first mean taken per channel relative to that of
+    nearest rounding. The regulariser starts after a fifth of the steps; then beta falls from 20 to 2 along a cosine,
+    and h ends at 0 or 1. Each output channel keeps the learned codes only if its error on the rows used is less than
+    with nearest rounding, so no layer's error on them can grow. Then the float weights are set to `code * scale`, and
     everything downstream (`convert`, `verify`) uses the learned codes. The earlier float weights are gone from
-    `qmodel`: keep a copy (`nnx.clone`) to compare with.
+    `qmodel`, so keep a copy (`nnx.clone`) to compare with.
 
     Args:
       qmodel: the quantized model; its weights are changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
-        what flows between two layers with them. At most 8192 rows of a layer's input are used of each batch.
-      inputs: what of a batch the model is called with.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They and the
+        activations between two layers stay in memory. At most 8192 rows of a layer's input are used of each batch.
+      inputs: picks the model's arguments out of a batch.
       steps, learning_rate: of Adam, for each layer.
       regularization: the weight of the term that drives h to 0 or 1.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
@@ -137,7 +137,7 @@ def learn(
     *,
     progress: bool | None = None,
 ) -> Rounding:
-    """`adaround` along a walk that is compiled already."""
+    """`adaround` along a walk that has been compiled already."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
     layers: list[RoundedLayer] = []
 
@@ -153,7 +153,7 @@ def learn(
 
 
 def _round(qmodel: QuantizedModel, matrix: Matrix, w: np.ndarray, pairs: Pairs, options: Options) -> RoundedLayer:
-    """Learn one layer's codes and set them. w: its float weights, float64 [groups, K, N]."""
+    """Learn one layer's codes and store them. w: its float weights, float64 [groups, K, N]."""
     name, seen = matrix.product.name, moments(pairs, w)
     (grid,) = quantized_weights(qmodel, [name]).values()
     (now,) = (np.asarray(c) for c in codes_of(qmodel, [name]).values())
@@ -164,15 +164,15 @@ def _round(qmodel: QuantizedModel, matrix: Matrix, w: np.ndarray, pairs: Pairs, 
     nearest, scale = spread(now), spread(grid.scale)
     low, high = map(spread, code_bounds(grid))
     steps = w / scale
-    # The nearest code is one of the two, also where float32 and float64 decide a tie differently. A code that another
-    # method chose may be neither; it stays unless the learned ones are better.
+    # The nearest code is one of the two, even where float32 and float64 break a tie differently. A code that another
+    # method chose may be neither; it is kept unless the learned codes are better.
     floor = np.clip(np.floor(steps), low, high)
     floor = np.where(np.abs(nearest - steps) <= 1, np.clip(floor, np.maximum(nearest - 1, low), nearest), floor)
     start = np.clip(steps - floor, 0.01, 0.99)
     # The inverse of h.
     v = -np.log((ZETA - GAMMA) / (start - GAMMA) - 1)
     base = errors_on(pairs, w, nearest * scale)
-    # Where nearest rounding leaves no error, divide by 1.
+    # Divide by 1 where nearest rounding has no error.
     unit = np.where(base > 0, base, 1.0)
     # mean (y - x_q W_q)^2 = d^T H d - 2 d^T c + constant, with d = W_q - W and c = mean x_q^T (y - x_q W)
     numbers = (seen.quantized, seen.toward - np.matmul(seen.quantized, w), w, floor, scale, low, high, unit)
@@ -207,7 +207,7 @@ def _learned(v: np.ndarray, numbers: tuple[np.ndarray, ...], options: Options) -
 
 @jax.jit
 def _descended(v: jax.Array, numbers: list[jax.Array], schedule: jax.Array, rate: jax.Array) -> jax.Array:
-    """All steps; schedule: the regulariser's weight and exponent at each, float32 [steps, 2]."""
+    """Run all steps. schedule: the regulariser's weight and exponent at each of them, float32 [steps, 2]."""
     moments, toward, w, floor, scale, low, high, unit = numbers
     adam = optax.adam(rate)
 

@@ -1,7 +1,7 @@
-"""A dense layer or convolution as one matrix product per group: rows of data, columns of weights.
+"""Views a dense layer or convolution as one matrix product per group: rows of data times columns of weights.
 
-Methods that choose a weight's codes need only second moments of the rows that are multiplied with the weight, and of
-the outputs. Their size does not depend on the number of examples.
+Methods that choose a weight's codes only need second moments of the rows that are multiplied with the weight, and of
+the outputs. The size of these moments does not depend on the number of examples.
 
 | layer | groups | rows | summed axes |
 | --- | --- | --- | --- |
@@ -25,18 +25,18 @@ from qjax.tracing import Equation
 from qjax.training.products import Product
 
 MOST_ROWS = 8192
-"""At most so many rows of a batch are used, evenly spaced: neighbouring positions of an image are nearly alike."""
+"""The most rows used of a batch, evenly spaced, because neighbouring positions of an image are nearly alike."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matrix:
-    """The view of one product. Arrays in it: data [groups, rows, K], weights [groups, K, N]."""
+    """One product as a matrix product: data [groups, rows, K], weights [groups, K, N]."""
 
     product: Product
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """The shape of the weight."""
         return self._equation.in_shapes[self.product.weight]
 
     def columns(self, w: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ class Matrix:
         return moved.reshape(sizes)
 
     def restored(self, columns: np.ndarray) -> np.ndarray:
-        """The tensor of the weight's shape again."""
+        """Undo `columns`: the tensor in the weight's shape."""
         shape = self.shape
         if self._conv:
             spec, groups = self._numbers.rhs_spec, self._groups
@@ -65,7 +65,7 @@ class Matrix:
         return np.transpose(columns.reshape([shape[axis] for axis in axes]), np.argsort(axes))
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """The data as [groups, rows, K], float32, at most `MOST_ROWS` rows."""
+        """The data as float32 [groups, rows, K], with at most `MOST_ROWS` rows."""
         if not self._conv:
             return _dense_rows(x, self._axes(1 - self.product.weight))
         params, numbers, eqn = self._equation.params, self._numbers, self._equation
@@ -107,7 +107,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class _Windows:
-    """The geometry of a convolution; data: the axes of its input as (batch, channels, places...)."""
+    """The geometry of a convolution. data: the axes of its input as (batch, channels, spatial axes...)."""
 
     data: tuple[int, ...]
     window: tuple[int, ...]
@@ -147,11 +147,11 @@ def _windows_rows(x: jax.Array, windows: _Windows) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Second moments of a layer's quantized inputs x_q and its wanted outputs y = x W, float64, means over all rows.
+    """Second moments of a layer's quantized inputs x_q and its target outputs y = x W, float64 means over all rows.
 
     quantized: x_q^T x_q, [groups, K, K]. toward: x_q^T y, [groups, K, N]. signal: y^2, [groups, N]. means: of x_q,
-    [groups, K], and of y, [groups, N]. rows: how many were taken. Centred ones are about the means: what the mean of
-    the error adds is left to the layer's bias.
+    [groups, K], and of y, [groups, N]. rows: how many rows were used. Centred moments are about the means, because the
+    layer's bias corrects the mean error.
     """
 
     quantized: np.ndarray
@@ -167,16 +167,16 @@ class Moments:
 
 
 Pairs = list[tuple[jax.Array, jax.Array]]
-"""(quantized, real) rows [groups, rows, K], one pair for each batch."""
+"""(quantized, float) rows [groups, rows, K], one pair for each batch."""
 
 
 def rows_of(layers: Sequence[Product], data: Sequence[Sequence[jax.Array]]) -> Pairs:
-    """What flows into a layer as rows. layers: its product for each batch. data: of both models, for each batch."""
+    """The inputs of a layer as rows. layers: its product for each batch. data: of both models, for each batch."""
     return [(m.rows(a), m.rows(b)) for m, a, b in zip(map(Matrix, layers), *data, strict=True)]
 
 
 def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """(what is fitted, what judges): the last quarter of the batches; of fewer than four, of the rows of each."""
+    """Split into (fitting, validation): the latter is the last quarter of the batches, or of each one's rows if < 4."""
     if len(pairs) >= 4:
         count = len(pairs) // 4
         return pairs[:-count], pairs[-count:]
@@ -191,14 +191,14 @@ def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 
 def moments(pairs: Pairs, w: np.ndarray, *, centred: bool = False) -> Moments:
-    """Of all rows of some batches; w: the float weights, [groups, K, N]."""
+    """The moments of all rows of some batches; w: the float weights, [groups, K, N]."""
     means, rows = _sums(_means, pairs)
-    # Means are taken out of the rows. Taken out of the sums of squares, small variances would be lost in rounding.
+    # Subtract means from the rows. If they were subtracted from sums of squares, rounding would lose small variances.
     middle = means if centred else [np.zeros_like(part) for part in means]
     (quantized, toward, signal, x, y), _ = _sums(_products, pairs, w, *middle)
-    if centred:  # what float32 has left of the means
+    if centred:  # the rest of the means, which float32 could not subtract
         for each, own, other, wanted in zip(quantized, toward, x, y, strict=True):
-            for row, mean in enumerate(other):  # row by row: both arrays are as large as what they are less
+            for row, mean in enumerate(other):  # row by row, because a temporary would be as large as both arrays
                 each[row] -= mean * other
                 own[row] -= mean * wanted
         signal = signal - y * y
@@ -208,14 +208,14 @@ def moments(pairs: Pairs, w: np.ndarray, *, centred: bool = False) -> Moments:
 def errors_on(pairs: Pairs, w: np.ndarray, solved: np.ndarray, *, centred: bool = False) -> np.ndarray:
     """[groups, N]: `mean (x W - x_q W_q)^2` from the rows themselves; `centred`: without the error's own mean.
 
-    `Moments.errors` is the same without a look at the data, but a small error is lost there in the rounding of sums.
+    `Moments.errors` computes the same without the data, but rounding of its sums loses a small error.
     """
     (first, second), _ = _sums(_differences, pairs, w, solved)
     return second - first * first if centred else second
 
 
 def _sums(function: Callable[..., list[jax.Array]], pairs: Pairs, *weights: np.ndarray) -> tuple[list[np.ndarray], int]:
-    """The means over all rows of what a function sums over the rows of a batch, and how many rows that are."""
+    """The means over all rows of what a function sums over the rows of a batch, and the number of rows."""
     given = [jnp.asarray(w, jnp.float32) for w in weights]
     total: list[np.ndarray] = []
     rows = 0
@@ -232,7 +232,7 @@ def _sums(function: Callable[..., list[jax.Array]], pairs: Pairs, *weights: np.n
 
 
 def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Of each group: a's given axis with b's rows."""
+    """For each group, the product of a along the given axis with b's rows."""
     return products.dot_general(a, b, (((axis,), (1,)), ((0,), (0,))), jnp.float32)
 
 

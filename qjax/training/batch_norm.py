@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation, estimated again for the weights as they are quantized now."""
+"""Re-estimates the running statistics of batch normalisation for the weights as they are quantized now."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -23,20 +23,20 @@ def reestimate_batch_norm(
 ) -> None:
     """Replace every running mean and variance by its average over these batches.
 
-    While it trains, a running average mixes statistics of weights whose codes have changed since; with few bits, and
-    oscillating weights, it belongs to none of them (Nagel et al. 2022, arXiv 2203.11086, section 3). Here all batches
-    see one set of weights: each runs through the quantized model with batch norm on the statistics of the batch and all
-    else (dropout) in evaluation mode. What is kept is the mean over batches, weighted by their number of examples, of
-    the batches' means and of their variances (biased, as flax computes them); sums are float64. Do it before `convert`.
-    Changes the model's running statistics and nothing else.
+    During training, a running average mixes statistics of weights whose codes have changed since. With few bits and
+    oscillating weights it fits none of them (Nagel et al. 2022, arXiv 2203.11086, section 3). Here all batches see one
+    set of weights: each runs through the quantized model with batch norm on the statistics of the batch and everything
+    else (such as dropout) in evaluation mode. The new statistics are the means over batches, weighted by their number
+    of examples, of the batches' means and of their variances (biased, as flax computes them), summed in float64. Call
+    it before `convert`. It changes the model's running statistics and nothing else.
 
     Args:
       qmodel: the quantized model; its running statistics are changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. The first axis of
-        the first array is the batch. Use the batch size of the training: a layer's statistics depend on what the one
-        before was normalised with.
-      inputs: what of a batch the model is called with.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. The first axis
+        of the first array is the batch. Use the batch size of the training, because a layer's statistics depend on
+        the statistics with which the layer before was normalised.
+      inputs: picks the model's arguments out of a batch.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no `nnx.BatchNorm` in the model.
@@ -49,7 +49,7 @@ def reestimate_batch_norm(
             "running statistics; leave this call out."
         )
     for module in _norms(copy).values():
-        # Without momentum the running statistics after a call are those of the batch.
+        # Without momentum, the running statistics after a call are those of its batch.
         module.use_running_average, module.momentum = False, 0.0
     graphdef, state = nnx.split(copy)
 

@@ -18,11 +18,11 @@ from qjax.training.weights import parameters
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-    """What `correct_bias` did.
+    """The result of `correct_bias`.
 
     Attributes:
-      shifts: name of a weight -> (the parameter or running mean that was moved, float32 [channels] added to the
-        layer's output).
+      shifts: name of a weight -> (the parameter or running mean that was changed, the float32 [channels] that this adds
+        to the layer's output).
       left: name of a weight -> why its layer was not corrected.
     """
 
@@ -42,25 +42,26 @@ def correct_bias(
     reference: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Correction:
-    """Make the mean of every channel of every dense layer and convolution what it is in the float model.
+    """Restore the mean that every output channel of dense layers and convolutions has in the float model.
 
     Adds `E[y] - E[y_q]` to each channel of a layer's output y, both measured on these batches: y in the float model,
-    bias included, y_q in the quantized model whose earlier layers are corrected already (empirical bias correction:
-    Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It goes to the layer's bias; where batch norm
-    follows instead, its running mean is moved the other way, which is the same sum. The model runs in evaluation mode,
-    once over all batches; what flows between two layers is kept for all of them.
+    including the bias, y_q in the quantized model whose earlier layers are corrected already (empirical bias
+    correction: Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It is added to the layer's bias. Where
+    batch norm follows instead, it is subtracted from its running mean, which has the same effect. The model runs in
+    evaluation mode, once over all batches; the activations between two layers stay in memory for all of them.
 
     Args:
       qmodel: the quantized model; biases or running means are changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch.
       reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.
-        If learned rounding or an earlier correction has already moved parameters, pass a copy (`nnx.clone`) from
+        If learned rounding or an earlier correction has already changed parameters, pass a copy (`nnx.clone`) from
         before. A second correction against the same reference then changes nothing.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or no layer that can be corrected; the message says why for each.
+      ValueError: there is no batch, or no layer that can be corrected; the message gives the reason for each.
     """
     check_quantized(qmodel, "correct_bias")
     kept = list(Batches(batches, inputs, "correct_bias").arguments())
@@ -75,7 +76,7 @@ def correct(
     *,
     progress: bool | None = None,
 ) -> Correction:
-    """`correct_bias` along a walk that is compiled already."""
+    """`correct_bias` along a walk that has been compiled already."""
     left, names = dict(walk.left), set[str]()
     shared = Counter(product.shift for product in walk.items)
     for product in walk.items:
@@ -117,7 +118,7 @@ def correct(
 
 
 def mean_of(stop: Stop, data: Sequence[Any], w: Any) -> np.ndarray:
-    """float64 [channels]: the mean over all examples of a product's output."""
+    """float64 [channels]: the mean of a product's output over all examples."""
     total, count = np.zeros(()), 0
     for product, x in zip(stop.products, data, strict=True):
         y = product(x, w)

@@ -1,12 +1,12 @@
 """Block reconstruction: learned rounding of all layers of a block together (BRECQ, Li et al. 2021, arXiv 2102.05426).
 
-AdaRound keeps the output of each layer. What matters is what a block gives to the next one: errors of its layers can
-cancel, and errors that a relu hides cost nothing. A block is a part of the program between two points where a single
-tensor is alive, such as a residual block. Blocks are found in the traced program, whatever its layers are called.
+AdaRound preserves the output of each layer. What matters is what a block passes to the next one, because errors of its
+layers can cancel, and errors that a ReLU hides cost nothing. A block is a part of the program between two points where
+a single tensor is alive, such as a residual block. Blocks are found in the traced program, whatever the layers' names.
 
 Each block learns from its true inputs, as the quantized blocks before it compute them. As in QDrop (Wei et al. 2022,
 arXiv 2203.05740) activations are quantized at random: at each step about half of the elements of the block's input and
-half of the tensors inside of it. That keeps the rounding from fitting one pattern of errors.
+half of the tensors inside it. This prevents the rounding from fitting one pattern of errors.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ from qjax.training.layerwise_runner import Pieces, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
 Tensors = list[jax.Array]
-"""What is alive between two blocks."""
+"""The tensors that are alive between two blocks."""
 
 
 class Block:
-    """One part, for every batch of a list.
+    """One block of the model, for every batch of a list.
 
     Attributes:
       names: of the weights of its layers.
       parameters: the paths of all parameters that it reads.
-      quantizers: those inside of it.
+      quantizers: the quantizers inside it.
     """
 
     def __init__(self, pieces: Sequence[Pieces], first: int, last: int) -> None:
@@ -48,7 +48,7 @@ class Block:
         self.quantizers = list(dict.fromkeys(name for _, names in reads for name in names))
 
     def __call__(self, batch: int, stream: Stream, tensors: Tensors) -> Tensors:
-        """What is alive behind it. It is pure JAX in the tensors and in the stream's numbers."""
+        """The tensors alive after the block; pure JAX in the tensors and in the stream's numbers."""
         pieces = self._pieces[batch]
         live = dict(zip(pieces.entering(self._range[0]), tensors, strict=True))
         for index in self._range:
@@ -61,7 +61,7 @@ class Block:
 
 
 def blocks_of(walk: Walk, batches: Sequence[tuple[Any, ...]]) -> tuple[list[Block], list[Tensors]]:
-    """The blocks in the order of execution, and for every batch what enters the first one."""
+    """The blocks in the order of execution, and for every batch the input of the first one."""
     pieces = [walk.pieces(args) for args in batches]
     last = len(walk.items)
     starts = [0, *(i for i in range(1, last + 1) if pieces[0].single(i)), last + 1]
@@ -71,17 +71,17 @@ def blocks_of(walk: Walk, batches: Sequence[tuple[Any, ...]]) -> tuple[list[Bloc
 
 
 DROP = 0.5
-"""The share of activations that stay in floats at a step."""
+"""The share of activations that stay in float at a step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RebuiltBlock:
-    """One block.
+    """The result for one block.
 
     Attributes:
       names: of the weights of its layers.
-      before, after: `sum (y - y_q)^2 / sum y^2` of its output on examples that took no part in learning.
-      changed, weights: how many codes changed, of how many.
+      before, after: `sum (y - y_q)^2 / sum y^2` of its output on examples that were not used for learning.
+      changed, weights: how many codes changed, out of how many.
     """
 
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ class Reconstruction:
 
     Attributes:
       blocks: in the order of execution.
-      left: weights that stay as they were, and why.
+      left: weights that did not change -> why.
     """
 
     blocks: tuple[RebuiltBlock, ...]
@@ -129,28 +129,28 @@ def brecq(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Reconstruction:
-    """Round the weights of each block up or down so that the block's output changes least.
+    """Round the weights of each block up or down such that the block's output changes least.
 
-    Starts from the codes that the weights have now, such as those of `gptq`. A block keeps what it learned only if its
-    output is better on the last quarter of the batches, which take no part in learning. Scales stay.
+    It starts from the present codes of the weights, such as those of `gptq`. A block keeps what it learned only if this
+    improves its output on the last quarter of the batches, which are not used for learning. Scales do not change.
 
     Args:
       qmodel: the quantized model; it is changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept. One
-        batch is one step's data, so several small ones are better than a large one.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory. Each step uses one batch, so several small ones are better than a large one.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is.
       steps: of Adam, for each block.
       learning_rate: of Adam.
       regularization: the weight of the term that moves each weight to one of its two codes, see `adaround`.
-      seed: of the order of batches, and of what is quantized at a step.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      seed: of the order of the batches, and of the random choice of what is quantized at a step.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Returns:
       Each block's error before and after.
 
     Raises:
-      ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
+      ValueError: there is no batch, or no dense layer or convolution whose weight is an unchanged parameter.
     """
     check_quantized(qmodel, "brecq")
     kept = list(Batches(batches, inputs, "brecq").arguments())
@@ -172,7 +172,7 @@ def rebuild(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Reconstruction:
-    """`brecq` along a walk that is compiled already."""
+    """`brecq` along a walk that has been compiled already."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
     rng = np.random.default_rng(seed)
     found: list[RebuiltBlock] = []
@@ -196,7 +196,7 @@ def _rebuilt(
     options: Options,
     rng: np.random.Generator,
 ) -> RebuiltBlock:
-    """Learn one block's codes and set them, in the model and in its stream."""
+    """Learn one block's codes and store them, in the model and in its stream."""
     held = max(1, len(wanted) // 4) if len(wanted) > 1 else 0
     learn = range(len(wanted) - held)
     judge = range(len(wanted) - held, len(wanted)) if held else learn
@@ -225,7 +225,7 @@ def _rebuilt(
 
 
 class _Rounding:
-    """The two codes between which each weight of a block learns, and where it starts."""
+    """The two codes between which each weight of a block learns, and the starting point."""
 
     def __init__(self, qmodel: QuantizedModel, names: Sequence[str], reals: Stream) -> None:
         self.now = {name: np.asarray(code) for name, code in codes_of(qmodel, names).items()}
@@ -235,7 +235,7 @@ class _Rounding:
             code = self.now[name].astype(np.float64)
             scale = np.broadcast_to(np.asarray(grid.scale), code.shape)
             low, high = (np.asarray(end) for end in code_bounds(grid))
-            # The present code is one of the two. The other one lies on the side of the float weight.
+            # One of the two is the present code. The other one lies on the side of the float weight.
             part = np.asarray(reals.parameters[name], np.float64) / scale - code
             floor = np.where(part >= 0, code, code - 1)
             start = np.where(part >= 0, np.clip(part, 0.01, 0.45), np.clip(part + 1, 0.55, 0.99))
@@ -253,7 +253,7 @@ class _Rounding:
         return found
 
     def codes(self, values: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The nearer one of the two."""
+        """The nearer of the two codes."""
         found: dict[str, np.ndarray] = {}
         for name, v in values.items():
             floor, _, low, high = self.numbers[name]
@@ -308,7 +308,7 @@ def _learn(
 
 
 def _mixed(quantized: Tensors, reals: Tensors, rng: np.random.Generator) -> Tensors:
-    """About half of the elements of each float tensor from either model."""
+    """Each float tensor, with about half of its elements from the float model and the others quantized."""
     pairs = zip(quantized, reals, strict=True)
     return [jnp.where(rng.random(x.shape, np.float32) < DROP, y, x) if _is_float(x) else x for x, y in pairs]
 
@@ -318,7 +318,7 @@ def _is_float(x: jax.Array) -> bool:
 
 
 def _difference(found: Tensors, wanted: Tensors) -> tuple[Any, Any]:
-    """`sum (y - y_q)^2` and `sum y^2` of the float tensors behind a block, what is infinite left out."""
+    """`sum (y - y_q)^2` and `sum y^2` of the float tensors after a block, without infinite elements."""
     noise: Any = jnp.float32(0)
     power: Any = jnp.float32(0)
     for x, y in zip(found, wanted, strict=True):

@@ -1,21 +1,21 @@
-"""Factors for the heads and channels of a key-value cache, so that its one scale serves each as its own would.
+"""Rescales the heads and channels of a key-value cache, so that one scale suits all of them as well as its own would.
 
-Keys divided by a factor and the queries of the same head multiplied by it leave every score as it is. Values divided by
-a factor and the rows of the output projection that read them multiplied by it leave the output as it is. Which factors
-may move is found in the annotated program (`qjax.training.symmetries`):
+Dividing keys by a factor and multiplying the queries of the same head by it preserves every score. Dividing values by a
+factor and multiplying the rows of the output projection that read them by it preserves the output. The annotated
+program shows which factors are possible (`qjax.training.symmetries`):
 
 | between | factors |
 | --- | --- |
 | values and the output projection | one for each channel of each head of the cache |
-| keys and queries | the same; rotary embeddings join the two channels that they rotate |
-| keys and queries behind norms | the norms' scales take them up, so all heads share the factors of their channels |
+| keys and queries | the same; rotary embeddings tie the two channels that they rotate |
+| keys and queries after norms | the norms' scales absorb them, so all heads share the factors of their channels |
 
-Query heads that share a head of the cache share its factors. The parameters take all factors up, so it costs nothing
-at run time. The cache, an argument and a result, then holds keys and values in other units: divided by the factors.
+Query heads that share a head of the cache share its factors. The parameters absorb all factors, so nothing is added at
+run time. The cache, an argument and a result, then holds keys and values in other units: divided by the factors.
 
-A factor is r ^ a for the greatest magnitude r of its elements, scaled to a geometric mean of 1. For keys behind rotary
-embeddings this is SmoothAttention (QServe, Lin et al. 2024, arXiv 2405.04532, section 4.2, there with a = 0.5). The
-strength a is searched for each array of the cache, and judged at the model's output.
+A factor is r ^ a for the greatest magnitude r of its elements, normalised to a geometric mean of 1. For keys after
+rotary embeddings this is SmoothAttention (QServe, Lin et al. 2024, arXiv 2405.04532, section 4.2, there with a = 0.5).
+The strength a is searched for each array of the cache by the error at the model's output.
 """
 
 import dataclasses
@@ -45,22 +45,22 @@ STRENGTHS = (0.5, 0.75, 1.0)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
-    """The units of a model's state after factors moved. factors: of each array of the state, None for 1."""
+    """The units of a model's state after it was rescaled. factors: of each array of the state, None for 1."""
 
     where: states.Where
     factors: tuple[Any, ...]
 
     def state(self, state: Any) -> Any:
-        """A state of the float model in the moved units."""
+        """Convert a state of the float model to the new units."""
         return self._scaled(state, inverse=True)
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of the float model in the moved units."""
+        """Convert arguments of the float model to the new units."""
         at = self.where.argument
         return (*args[:at], self.state(args[at]), *args[at + 1 :])
 
     def outputs(self, output: Any) -> Any:
-        """A result in the units of the float model."""
+        """Convert a result to the units of the float model."""
         leaves, tree = jax.tree.flatten(output)
         own = jax.tree.leaves(self.where.part(jax.tree.unflatten(tree, range(len(leaves)))))
         scaled = jax.tree.leaves(self._scaled(self.where.part(output), inverse=False))
@@ -69,11 +69,11 @@ class Units:
         return jax.tree.unflatten(tree, leaves)
 
     def rest(self, output: Any) -> Any:
-        """What else a call returns."""
+        """Everything that a call returns besides the state."""
         return self.where.split(output)[0]
 
     def moved(self, group: "Shared", factors: np.ndarray) -> "Units":
-        """The units after the arrays of a group were divided by factors."""
+        """The units after the arrays of a group have been divided by factors."""
         found = list(self.factors)
         for i, labels in group.members.items():
             found[i] = spread(labels, group.labels, factors)
@@ -93,10 +93,10 @@ class Units:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shared:
-    """Arrays of the state that share factors, or one alone.
+    """Arrays of the state that share factors, or a single array.
 
-    members: number among the state's arrays -> its labels. parameters: path -> labels, of which those that no member
-    has are to stay. labels: those of the members.
+    members: number among the state's arrays -> its labels. parameters: path -> labels, where labels that no member has
+    must keep the factor 1. labels: those of the members.
     """
 
     names: tuple[str, ...]
@@ -107,7 +107,7 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What moved.
+    """The factors that were applied.
 
     taken: (parameters divided and arrays, parameters multiplied, formula, noise before, noise after, max / min of the
     factors). tried: how many groups of arrays there were. left: name of an array -> why it has no factors.
@@ -122,7 +122,7 @@ class Found:
 def located(
     qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...], what: str = "equalize"
 ) -> tuple[states.Where, list[Leaf | None], Call]:
-    """Where the state is, its arrays, and a call. An array of integers is None, and one that the call does not change.
+    """The place of the state, its arrays, and a call; arrays of integers or that the call does not change are None.
 
     Raises:
       ValueError: see `qjax.convert`, `state`.
@@ -149,7 +149,7 @@ def located(
 
 
 def units_of(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) -> Units:
-    """The units of a model's state before anything moved; args: of one call."""
+    """The units of a model's state before any rescaling. args: of one call."""
     where, leaves, _ = located(qmodel, state, args, "post_training")
     return Units(where, (None,) * len(leaves))
 
@@ -164,13 +164,13 @@ def move_states(
     least: float,
     progress: bool | None = None,
 ) -> Found:
-    """Move factors between the arrays of a state and the parameters of all `models` alike; the first is quantized.
+    """Rescale the arrays of a state against the parameters, in all `models` alike; the first model is quantized.
 
-    The quantized model keeps scales that suit `seen` only: calibrate it anew.
+    Afterwards the scales of the quantized model fit only `seen`, so calibrate it again.
 
     Args:
-      seen: the batches that ranges are from. groups: those that judge; the noise must fall on each of them.
-      least: a candidate is taken only if the noise falls below this share of its earlier value.
+      seen: the batches that determine ranges. groups: the batches that judge; the noise must fall on each of them.
+      least: a candidate is accepted only if the noise falls below this fraction of its earlier value.
     """
     qmodel = models[0]
     where, leaves, call = located(qmodel, state, seen[0])
@@ -194,14 +194,14 @@ def move_states(
             scale_parameters(model, group, factors)
         own = {path: np.any(np.isin(labels, group.labels)) for path, labels in group.parameters.items()}
         divided, multiplied = (tuple(path for path in own if bool(own[path]) == one) for one in (True, False))
-        # A layer that makes queries and keys in one is divided and multiplied.
+        # A layer that computes queries and keys together is divided and multiplied.
         read = multiplied or divided
         taken.append(((*group.names, *divided), read, way, before, after, float(factors.max() / factors.min())))
     return Found(tuple(taken), len(shared), symmetries.left, trial.units)
 
 
 def groups_of(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shared]:
-    """Arrays with common labels together, in their order. Their own labels are positive, so all of them are divided."""
+    """Group arrays with common labels, in their order. Their own labels are positive, so all of them are divided."""
     own = {i: found.states[leaf] for i, leaf in enumerate(leaves) if leaf is not None and leaf in found.states}
     while own:
         first = next(iter(own))
@@ -211,7 +211,7 @@ def groups_of(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shar
             new = [i for i, labels in own.items() if np.any(np.isin(np.abs(labels), np.abs(known)))]
             members.update((i, own.pop(i)) for i in new)
             grown = bool(new)
-        # Where one array would be divided and another multiplied, no factor helps both.
+        # No factor helps an array that would be divided where another one would be multiplied.
         known = known[~np.isin(-known, known)]
         inverted = -known[known < 0]
 
@@ -225,7 +225,7 @@ def groups_of(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shar
 
 
 def spread(labels: Labels, of: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """The factors of labels [..], inverse for negative ones; of: the labels that have one, ascending; others have 1."""
+    """The factors of labels [..], inverse for negative ones. of: the labels with a factor, ascending; others get 1."""
     positive = np.abs(labels)
     index = np.minimum(np.searchsorted(of, positive), len(of) - 1)
     own = np.where(of[index] == positive, factors[index], 1.0)
@@ -233,7 +233,7 @@ def spread(labels: Labels, of: np.ndarray, factors: np.ndarray) -> np.ndarray:
 
 
 def scale_parameters(qmodel: QuantizedModel, group: Shared, factors: np.ndarray) -> None:
-    """Divide the arrays of a group by `factors`, in the parameters around them."""
+    """Divide the arrays of a group by `factors`, by changing the parameters around them."""
     for path, labels in group.parameters.items():
         (variable,) = parameters(qmodel, [path]).values()
         old = np.asarray(variable[...], np.float64)
@@ -241,7 +241,7 @@ def scale_parameters(qmodel: QuantizedModel, group: Shared, factors: np.ndarray)
 
 
 class _Trial:
-    """Moves factors of one group after the other, and measures the noise at the model's output with all before it."""
+    """Rescales one group after the other, and measures the noise at the model's output including earlier groups."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class _Trial:
         self._noise = np.full(len(groups), np.inf)
 
     def best(self, group: Shared, least: float) -> tuple[str, np.ndarray, float, float] | None:
-        """(formula, factors, noise before and after) of the best candidate; None, and nothing changes, without one."""
+        """(formula, factors, noise before and after) of the best candidate; None, and no change, if none is good."""
         if not np.isfinite(self._noise).all():
             self._noise = self._measured(self.units)
         first, start, before = _snapshot(self._qmodel), self.units, self._noise
@@ -292,15 +292,15 @@ class _Trial:
             yield f"greatest {strength:g}", np.exp(strength * logs)
 
     def _greatest(self, outputs: Sequence[Any]) -> list[np.ndarray]:
-        """Of each array of the state the greatest magnitudes over its first axis."""
+        """The greatest magnitudes of each array of the state over its first axis."""
         rows = [jax.tree.leaves(self.units.where.part(y)) for y in outputs]
         columns = zip(*rows, strict=True)
         return [np.max([np.abs(np.asarray(x, np.float64)).max(0, keepdims=True) for x in each], 0) for each in columns]
 
     def _measured(self, units: Units) -> np.ndarray:
-        """The noise of each group of batches, after a calibration."""
+        """The noise of each group of batches after a calibration."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a tensor with much noise: the last calibration warns
+            warnings.simplefilter("ignore")  # about noisy tensors, because the last calibration warns of them
             calibrate(self._qmodel, [units.arguments(args) for args in self._seen], progress=False)
         stream = Stream.of(self._qmodel)
         found: list[float] = []

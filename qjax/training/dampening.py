@@ -12,9 +12,9 @@ from qjax.training.weights import code_bounds, parameters, quantized_weights
 def dampening(qmodel: QuantizedModel, names: Iterable[str]) -> jax.Array:
     """`sum (stop_gradient(w_q) - clip(w, s * low, s * high))**2` over all named weights (oscillation dampening).
 
-    float32 scalar, to be added to the loss with a weight that grows from 0 (the paper's implementation lets it follow a
-    cosine to 0.1 for its networks). It pulls each weight to the real value of its code. Weights beyond the grid get no
-    gradient, and neither do scales.
+    float32 scalar, to be added to the loss with a weight that grows from 0 (the paper's implementation lets it grow
+    along a cosine to 0.1 for its networks). It pulls each weight to the float value of its code. Weights beyond the
+    grid get no gradient, and neither do scales.
 
     Args:
       qmodel: the quantized model.

@@ -1,4 +1,4 @@
-"""Distillation: quantization-aware training without labels; the float model's outputs are the targets.
+"""Distillation: quantization-aware training without labels, with the float model's outputs as targets.
 
 Sources: Hinton, Vinyals and Dean 2015 (arXiv 1503.02531), and Mishra and Marr 2017 (arXiv 1711.05852) for quantized
 students. On request intermediate tensors are targets too (Romero et al. 2014, arXiv 1412.6550). Student and teacher
@@ -31,13 +31,13 @@ Measure = Literal["noise", "classes"]
 """How outputs are compared, see `Distillation.start`."""
 
 STEPS = 500
-"""How many steps the default number of epochs has at least."""
+"""The default number of epochs is at least so many steps."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """The float model as a teacher, a pytree that goes through a training step beside the quantized model.
+    """The float model as a teacher: a pytree that is passed to a training step with the quantized model.
 
         distillation = qjax.training.Distillation.start(qmodel, sample, tensors=["blocks/.*"])
         optimizer = distillation.optimizer(qmodel, steps=1000)
@@ -53,7 +53,7 @@ class Distillation:
       graphdef: the teacher's structure. `start` makes both.
       tensors: labels of the intermediate tensors that are compared.
       measure: how outputs are compared.
-      share: weight of the tensors' mean beside the outputs.
+      share: weight of the tensors' mean relative to the outputs.
     """
 
     state: Any
@@ -74,20 +74,20 @@ class Distillation:
         measure: Measure = "noise",
         share: float = 1.0,
     ) -> "Distillation":
-        """Keep the float model as it is now.
+        """Record the float model as it is now.
 
         Args:
-          qmodel: the quantized model. sample: one batch, as `quantize` takes it. inputs: what of it the call takes.
-          teacher: a float model of the same class and shapes, such as the one that `quantize` was given. None: the
-            parameters that `qmodel` has now, which calibration leaves as they were (GPTQ and AdaRound do not).
+          qmodel: the quantized model. sample: one batch, as for `quantize`. inputs: picks the call's arguments from it.
+          teacher: a float model of the same class and shapes, such as the one that was passed to `quantize`. None: the
+            parameters that `qmodel` has now, which calibration does not change (GPTQ and AdaRound do).
           tensors: intermediate tensors to compare: regular expressions that match their labels in full. The labels are
             those of `qmodel.summary()`.
-          measure: "noise": `sum (y - t)^2 / sum t^2`, which fits any output. "classes": the cross entropy of the two
-            distributions that a softmax over the last axis gives, less the teacher's own entropy.
-          share: the weight of the mean noise of the tensors, beside 1 for the outputs.
+          measure: "noise": `sum (y - t)^2 / sum t^2`, which suits any output. "classes": the cross entropy of the two
+            distributions from a softmax over the last axis, minus the teacher's own entropy.
+          share: the weight of the mean noise of the tensors, relative to 1 for the outputs.
 
         Raises:
-          ValueError: an expression that matches no tensor; a teacher of another structure.
+          ValueError: an expression matches no tensor, or the teacher has another structure.
         """
         check_quantized(qmodel, "distill")
         if measure not in get_args(Measure):
@@ -111,9 +111,9 @@ class Distillation:
         return jax.lax.stop_gradient((found.output, found.recorded))
 
     def loss(self, qmodel: QuantizedModel, *args: Any, **kwargs: Any) -> jax.Array:
-        """How far the quantized model's call is from the teacher's: a float32 number of 0 or more.
+        """The distance of the quantized model's call from the teacher's: a float32 number of 0 or more.
 
-        Works in `jit` and `grad`. In training mode the model's own state moves, as in a call of it.
+        Works in `jit` and `grad`. In training mode the model's own state is updated, as in any call.
         """
         wanted, tensors = self.teach(*args, **kwargs)
         call = qmodel.trace(*args, **kwargs)
@@ -142,14 +142,14 @@ class Distillation:
 
 @dataclasses.dataclass(frozen=True)
 class Distilled:
-    """What `distill` did; `str()` is a table.
+    """The result of `distill`; `str()` is a table.
 
     Attributes:
       losses: the mean of each epoch.
-      before, after: on the batches that were held out.
-      kept: whether the result is better there; else the model is as it was.
+      before, after: the loss on the held-out batches.
+      kept: whether the loss there fell; otherwise the model has its earlier numbers.
       steps: of the optimizer.
-      held_out: how many batches; 0: all of them were trained on and judge as well.
+      held_out: how many batches were held out; with 0, all were used both for training and for the comparison.
       seconds: how long it took.
     """
 
@@ -184,25 +184,26 @@ def distill(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Distilled:
-    """Train a quantized model to compute what the float model computes; no labels are needed.
+    """Train a quantized model to reproduce the outputs of the float model; no labels are needed.
 
-    Weights, biases and learned scales move; batch norm uses its running statistics throughout. A quarter of the batches
-    is held out. Where the result is no better on them than what it began with, everything is put back. The model
-    is left in evaluation mode.
+    Weights, biases and learned scales are trained; batch norm always uses its running statistics. A quarter of the
+    batches is held out. If the loss on them does not fall, the model gets its earlier numbers back. It is in evaluation
+    mode afterwards.
 
     Args:
-      qmodel: calibrated; it is changed in place.
-      batches: a list of arrays or of tuples of the call's arguments, of one
-        size; with `inputs`, of anything. They are kept in memory.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      qmodel: the calibrated model; it is changed in place.
+      batches: a list of arrays or of tuples of the call's arguments, all of one size; with `inputs`, a list of
+      anything.
+        They stay in memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       teacher, tensors, measure, share: see `Distillation.start`.
       epochs: passes over the batches; None: as many as make 500 steps, at least 5.
       learning_rate: see `qjax.training.optimizer`.
       seed: of the order of the batches.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: whether to show progress on stderr; None shows it on a terminal only.
 
     Raises:
-      ValueError: no batch, numbers that are not finite, a loss that is not.
+      ValueError: there is no batch, or numbers or the loss are not finite.
     """
     started = time.perf_counter()
     everything = [args for _, args in Batches(batches, inputs, "distill")]
@@ -257,7 +258,7 @@ def _judge(distillation: Distillation, batches: Sequence[Any]) -> Callable[[Quan
 
 
 def _take(own: QuantizedModel, teacher: nnx.Module) -> None:
-    """Give the copy of a quantized model the float model's parameters and statistics."""
+    """Copy the float model's parameters and statistics into the copy of a quantized model."""
     mine, theirs = (
         {path: jnp.shape(value[...]) for path, value in nnx.to_flat_state(nnx.state(model, _numbers))}
         for model in (own.model, teacher)
@@ -291,7 +292,7 @@ def _matched(places: Mapping[str, Place], wanted: Collection[str]) -> tuple[str,
 
 
 def _noise(y: jax.Array, t: jax.Array) -> jax.Array:
-    """`sum (y - t)^2 / sum t^2` in float32; of a teacher of zeros, the power of y."""
+    """`sum (y - t)^2 / sum t^2` in float32; if the teacher is all zeros, the power of y."""
     y, t = y.astype(jnp.float32), t.astype(jnp.float32)
     power = jnp.sum(t * t)
     return jnp.sum((y - t) ** 2) / jnp.where(power > 0, power, np.float32(1))

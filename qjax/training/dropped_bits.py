@@ -1,18 +1,18 @@
-"""Codes that do without their k lowest bits, where k learns: the rounding and the gradients behind `LearnedBits`.
+"""Quantization without the k lowest bits, where k is learned: the rounding and the gradients behind `LearnedBits`.
 
-With the step S = s 2^k, a real x becomes v = S clip(round(x / S), low, high), where low and high are the bounds of the
-recipe's codes divided by 2^k, without their fraction: those of a quantizer with the step S and k bits less. Where x is
-not clipped, the gradients are
+With the step S = s 2^k, a float x becomes v = S clip(round(x / S), low, high), where low and high are the bounds of the
+recipe's codes divided by 2^k, without their fraction. These are the bounds of a quantizer with the step S and k bits
+less. Where x is not clipped, the gradients are
 
 | with respect to | is | source |
 | --- | --- | --- |
 | x | 1 | straight-through |
 | k | ln(2) (v - x) | HGQ, section III.B: dv/df = -ln(2) (v - x) |
-| s | as the method of the recipe says | see `qjax.calibration.estimators` |
+| s | that of the recipe's method | see `qjax.calibration.estimators` |
 
 HGQ: Sun et al. 2024, Gradient-based Automatic Mixed Precision Quantization for Neural Networks On-Chip (arXiv
-2405.00645). k is a real number. It is rounded half to even where it is used, and its gradient passes straight through.
-Below 0, where no further bit can be added, it gets no gradient from v.
+2405.00645). k is a real number. It is rounded half to even where it is used, with a straight-through gradient. Below 0,
+where no further bit can be added, it gets no gradient from v.
 """
 
 import dataclasses
@@ -38,15 +38,15 @@ _LN2 = np.float32(math.log(2))
 
 
 def most(spec: QSpec, weight: bool) -> int:
-    """How many bits a quantizer can do without: a weight keeps its sign, an activation the 2 bits of the least spec."""
+    """How many bits a quantizer can drop: a weight keeps its sign, an activation the 2 bits of the narrowest spec."""
     return spec.bits - (1 if weight else 2)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def used(k: jax.Array, limit: int) -> jax.Array:
-    """k as it is used: whole float32 numbers from 0 to `limit`; NaN counts as 0.
+    """The number of dropped bits: k rounded to whole float32 numbers from 0 to `limit`; NaN counts as 0.
 
-    The gradient passes straight through, but not beyond the limit, where a greater k saves nothing.
+    The gradient is straight-through, but zero beyond the limit, where a greater k saves nothing.
     """
     return jnp.round(jnp.clip(jnp.nan_to_num(k), np.float32(0), np.float32(limit)))
 
@@ -63,7 +63,7 @@ def power_of_two(k: jax.Array) -> jax.Array:
 
 
 def bounds(spec: QSpec, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The least and the greatest code of `spec` without its k lowest bits; k: whole float32 numbers."""
+    """The least and the greatest code of `spec` without its k lowest bits; k holds whole float32 numbers."""
     power = power_of_two(k)
     return jnp.trunc(np.float32(spec.qmin) / power), jnp.trunc(np.float32(spec.qmax) / power)
 
@@ -77,11 +77,11 @@ def quantized(
     weight: bool,
     formula: InputQuantization = "reciprocal",
 ) -> Quantized:
-    """The codes of a tensor without the k lowest bits. Their unit is the step of the number with the least k.
+    """The codes of a tensor without the k lowest bits, in units of the finest step, that of the least k.
 
     Args:
-      quantizer: of symmetric codes. params: its arrays.
-      x: the tensor. k: float32, broadcastable to it. weight: whether it is one. formula: see `Plan.formula_of`.
+      quantizer: with symmetric codes. params: its arrays.
+      x: the tensor. k: float32, broadcastable to it. weight: whether x is a weight. formula: see `Plan.formula_of`.
     """
     spec, qparams = quantizer.spec, quantizer.qparams(params)
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
@@ -101,7 +101,7 @@ def quantized(
     return Quantized(_codes(rule, x, scale, k, unit), lax.stop_gradient(scale) * unit, coarse, x.dtype)
 
 
-# (spec, the most bits to do without, gradient, the factor of the scale's gradient, formula)
+# (spec, the most bits to drop, gradient, the factor of the scale's gradient, formula)
 _Rule = tuple[QSpec, int, Rule, float, InputQuantization]
 
 
@@ -114,7 +114,7 @@ def _codes(rule: _Rule, x: jax.Array, scale: jax.Array, k: jax.Array, unit: jax.
 def _rounded(
     rule: _Rule, x: jax.Array, scale: jax.Array, k: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(x in steps of S, not clipped; its bounds; 2^k)."""
+    """(x in steps of S before clipping, its bounds, 2^k)."""
     spec, limit, _, _, formula = rule
     whole = used(k, limit)
     power = power_of_two(whole)
@@ -134,7 +134,7 @@ def _(rule: _Rule, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple
         total = total + times(slopes.x, x_dot.astype(jnp.float32))
     if slopes.scale is not None:
         total = total + slopes.scale.astype(jnp.float32) * power * (scale_dot * np.float32(factor))
-    # Below 0 no bit can be added, so the error teaches nothing.
+    # Below 0 no bit can be added, so k learns nothing from the error.
     learns = jnp.logical_and(rounded == steps, k >= 0)
     total = total + _LN2 * jnp.where(learns, steps * power * scale - real, jnp.zeros_like(real)) * k_dot
     # By convention the gradient of codes is that of the real tensor over its scale, see `fake_quant_codes`.

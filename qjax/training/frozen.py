@@ -1,4 +1,4 @@
-"""Frozen weights: a model whose adapters train beside a base that is kept as codes, as in QLoRA."""
+"""Freezes weights as codes, so that adapters train on top of a quantized base, as in QLoRA."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from qjax.support.batches import arguments_of
 from qjax.tracing import Annotation, Equation, product_of, use_of, uses_of_parameter, weight_of
 
 _Parts = Callable[[jax.Array, tuple[int, ...]], list[jax.Array]]
-"""(a weight as its product reads it, the iteration of the scans around it) -> codes, scales and what else is kept."""
+"""(a weight as its product reads it, the iteration of the scans around it) -> codes, scales and further arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenBase:
-    """What `freeze_base` did.
+    """The result of `freeze_base`.
 
     Args:
-      names: the parameters that are codes now.
+      names: the parameters that are stored as codes now.
       left: (name, why) of the weights that are not.
       before, after: bytes of all arrays of the model.
     """
@@ -45,10 +45,10 @@ class FrozenBase:
 
 
 def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAParam) -> FrozenBase:
-    """Keep the weights of a quantized model as packed codes, in place; those that `train` names stay floats.
+    """Store the weights of a quantized model as packed codes, in place; those that `train` selects stay floats.
 
-    A weight is frozen if all that reads it are products with one quantizer. The frozen model computes the same bits as
-    before. Its codes no longer train. `nnx.state(qmodel, nnx.Param)` holds what is left: adapters, biases, norms.
+    A weight is frozen if only products with one quantizer read it. The frozen model computes the same bits as before,
+    but its codes no longer train. `nnx.state(qmodel, nnx.Param)` holds the rest: adapters, biases, norms.
 
         qjax.training.freeze_base(qmodel, sample)
         optimizer = nnx.Optimizer(qmodel, optax.adam(1e-3), wrt=nnx.LoRAParam)
@@ -56,7 +56,7 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
         optimizer.update(qmodel, grads)
 
     Args:
-      qmodel: its base becomes codes.
+      qmodel: the model; its base becomes codes.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
       train: an nnx filter of the parameters that train.
 
@@ -95,10 +95,10 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
 
 
 def thaw_base(qmodel: QuantizedModel) -> None:
-    """The inverse of `freeze_base`, in place: weights are floats again, with the values of their codes.
+    """Undo `freeze_base`, in place: weights are floats again, with the values of their codes.
 
     Args:
-      qmodel: a model with a frozen base; any other stays as it is.
+      qmodel: a model with a frozen base; any other model does not change.
     """
     check_quantized(qmodel, "thaw_base")
     known = {id(parameter): parameter for _, _, parameter in frozen_parameters(qmodel)}
@@ -107,14 +107,14 @@ def thaw_base(qmodel: QuantizedModel) -> None:
 
 
 def _one_use(qmodel: QuantizedModel, annotation: Annotation, uses: list[Any]) -> tuple[str, Use | None, int, Any]:
-    """How all readers use a parameter: (why they do not agree, the use, scans around it, what makes its codes)."""
+    """How all readers use a parameter: (why they disagree, the use, scans around it, what computes its codes)."""
     found: dict[tuple[Use, int], _Parts] = {}
     for eqn, index, moves, depth in uses:
         place, product = annotation.weights.get((eqn, index)), weight_of(eqn)
         if product is not None:
             found[use_of(product, moves), depth] = _of_product(product, eqn.inputs[index].dtype)
         elif product_of(eqn) is not None:
-            continue  # the operand is there for its gradient
+            continue  # the operand is only there for its gradient
         elif place is None or place.kind != "weight":
             return f"{eqn.primitive!r} reads it as floats ({eqn.where})", None, 0, None
         elif qmodel.plan.by_name[place.name].follows_tensor:
@@ -150,7 +150,7 @@ def _of_quantizer(qmodel: QuantizedModel, name: str, dtype: Any) -> _Parts:
 
 
 def _packed(frozen: Frozen, whole: jax.Array, parts: _Parts) -> tuple[jax.Array, ...]:
-    """The codes of a parameter, one iteration of the scans after the other, so that one is in floats at a time."""
+    """The codes of a parameter, computed for one iteration of the scans at a time, so that only one is in float."""
     steps = list(np.ndindex(*frozen.stack))
     rows = [frozen.packed(parts(moved(whole[step], frozen.use.moves), step)) for step in steps]
     if not frozen.stack:

@@ -1,24 +1,24 @@
-"""GPTQ and coordinate descent: codes of a layer's weights that keep its output, from second moments of its inputs.
+"""GPTQ and coordinate descent: choose the codes of a layer's weights that preserve its output.
 
 x is the layer's input in the float model, x_q its input in the quantized model, whose earlier layers are solved
 already. Each layer minimises over codes and scales
 
     mean (x W - x_q W_q)^2 = (W_q - W*)^T H (W_q - W*) + constant,   H = mean x_q^T x_q,   H W* = mean x_q^T x W
 
-so the target W* already corrects what the quantized inputs do, as in Qronos (Zhang et al. 2025, arXiv 2505.11695) and
-QEP (Arai and Ichikawa 2025, arXiv 2504.09629). If the layer has a bias, the moments are centred, and the bias absorbs
-the mean error.
+so the target W* already compensates the error of the quantized inputs, as in Qronos (Zhang et al. 2025, arXiv
+2505.11695) and QEP (Arai and Ichikawa 2025, arXiv 2504.09629). If the layer has a bias, the moments are centred, and
+the bias absorbs the mean error.
 
 0. Damping: d times the mean of H's diagonal is added to the diagonal. This keeps weights near their float values where
-   the data do not determine them. The last quarter of the data takes no part in the fit of any layer. By the error on
-   it each layer chooses d for W*, and with few bits another d for the rounding. W itself instead of W* is a choice too.
+   the data do not determine them. The last quarter of the data is held out in every layer. By the error on it each
+   layer chooses d for W*, and with few bits another d for the rounding. W itself instead of W* is a candidate too.
 1. Scales: each channel tries several scales up to its present one, and keeps the one with the least error after
    nearest rounding.
 2. GPTQ (Frantar et al. 2023, arXiv 2210.17323): the weights are rounded input by input, the most important input first.
    The Cholesky factor of H^-1 moves each rounding error to the weights that are not rounded yet.
 3. Coordinate descent (QuantEase: Behdin et al. 2023, arXiv 2309.01885): each code in turn is set to its best value
-   given all others, for several rounds. Between rounds, least squares gives each channel the best scale for its codes
-   (COMQ: Zhang et al. 2024, arXiv 2403.07134). No step can increase the error.
+   given all others, for several rounds. Between rounds, least squares finds for each channel the best scale of its
+   codes (COMQ: Zhang et al. 2024, arXiv 2403.07134). No step can increase the error.
 """
 
 import dataclasses
@@ -42,21 +42,21 @@ from qjax.training.simulated import grid_of, qparams_of, set_qparams
 from qjax.training.weights import parameters
 
 DAMPING = (0.01, 0.1, 1.0, 10.0, float("inf"))
-"""The values of d that are tried for W*; an infinite one is W itself."""
+"""The values of d that are tried for W*; infinity stands for W itself."""
 ROUNDING = (0.01, 0.1, 1.0)
-"""The values of d that are tried for the rounding of weights of at most `FEW` bits. Others take the middle one."""
+"""The values of d that are tried when rounding weights of at most `FEW` bits; with more bits the middle one is used."""
 FEW = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class SolvedLayer:
-    """One layer. Errors are `sum (y - y_q)^2 / sum y^2` on the calibration data, before bias and activation.
+    """Result of one layer. Errors are `sum (y - y_q)^2 / sum y^2` on the calibration data, before bias and activation.
 
     Attributes:
       name: of its weight.
       nearest: with the scales and codes before this step.
       solved: with those after it.
-      changed, weights: how many codes changed, of how many.
+      changed, weights: how many codes changed, out of how many.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Solution:
 
     Attributes:
       layers: one entry for each layer, in the order of execution.
-      left: weights that stay as they were, and why.
+      left: weights that did not change -> why.
     """
 
     layers: tuple[SolvedLayer, ...]
@@ -97,27 +97,27 @@ def gptq(
     damping: float | None = None,
     progress: bool | None = None,
 ) -> Solution:
-    """Choose the codes and scales of all dense layers and convolutions for the least error of their outputs.
+    """Choose codes and scales of all dense layers and convolutions such that the error of their outputs is least.
 
-    Layer by layer, in one pass over the model; see the module for the method. The real weights become `code * scale`,
-    biases (or running means of a batch norm) directly behind a layer take the mean error. Scales per channel, per
-    tensor and per group all work; those of groups keep the values that they have. Each layer of a scan has moments of
-    its own, and becomes what it would become outside of the scan.
+    It works layer by layer, in one pass over the model; the module's docstring has the method. The float weights become
+    `code * scale`, and biases (or running means of a batch norm) directly after a layer absorb the mean error. Scales
+    per channel, per tensor and per group all work; those of groups do not change. Each layer of a scan has its own
+    moments, and gets the result that it would get outside of the scan.
 
     Args:
       qmodel: the quantized model; it is changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
-        what flows between two layers with them.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They and the
+        activations between two layers stay in memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.
-      rounds: of coordinate descent; 0 leaves the codes of GPTQ.
-      damping: the share of the mean of H's diagonal that is added to it; None chooses it for each layer, see the
+      rounds: of coordinate descent; 0 keeps the codes of GPTQ.
+      damping: the fraction of the mean of H's diagonal that is added to it; None chooses it for each layer, see the
         module.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, no dense layer or convolution whose weight is an unchanged parameter, a damping that is
-        negative or no finite number, or one too small for the data.
+      ValueError: there is no batch; no dense layer or convolution has an unchanged parameter as its weight; the damping
+        is negative, not finite, or too small for the data.
     """
     check_quantized(qmodel, "gptq")
     if damping is not None and not 0 <= damping < float("inf"):
@@ -132,8 +132,8 @@ def gptq(
         return solve(qmodel, reference or qmodel, walk, kept, **options)
     except linalg.LinAlgError as error:
         raise ValueError(
-            f"gptq: expected inputs of a layer that determine its weights, got moments without an inverse with damping "
-            f"{damping!r} ({error}). Give a greater damping, such as 0.01, or more data."
+            f"gptq: expected inputs of a layer that determine its weights, but their moments have no inverse with "
+            f"damping {damping!r} ({error}). Use more damping, such as 0.01, or more data."
         ) from error
 
 
@@ -148,7 +148,7 @@ def solve(
     carried: bool = True,
     progress: bool | None = None,
 ) -> Solution:
-    """`gptq` along a walk that is compiled already; not `carried`: by itself each layer keeps `x_q W`, not `x W`."""
+    """`gptq` along a walk that has been compiled already; without `carried` each layer preserves `x_q W`, not `x W`."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False, passing=True)
     shifts = [item.shift for item in walk.items]
     paths = {path for item in walk.items for path in (item.name, item.shift) if path is not None}
@@ -172,7 +172,7 @@ def solve(
             return float(errors_on(held or fit, w, solved, centred=movable).sum())
 
         layer = _layer(matrix, qparams, seen, w, judged, damping, carried=carried)
-        del w  # as large as the codes
+        del w  # it is as large as the codes
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
         layer.release()
@@ -211,13 +211,13 @@ def _layer(
     *,
     carried: bool,
 ) -> Layer:
-    """The least squares with the given damping, or with the one of those tried that leaves the least error."""
+    """Solve the layer with the given damping, or with the candidate that has the least error."""
     if damping is not None:
         return Layer(matrix, seen, qparams, target(seen, w, damping), damping, alone=True)
-    # without earlier errors the float weights themselves are the target
+    # Without earlier errors, the float weights themselves are the target.
     wanted = min((target(seen, w, d) for d in DAMPING), key=lambda found: judged(w, found)) if carried else w
     choices = ROUNDING if qparams.spec.bits <= FEW else ROUNDING[1:2]
-    # One after the other: each holds matrices of the size of H.
+    # One at a time, because each holds matrices of the size of H.
     tried = (Layer(matrix, seen, qparams, wanted, d, alone=len(choices) == 1) for d in choices)
     return min(tried, key=lambda one: judged(w, one.rounded())) if len(choices) > 1 else next(tried)
 

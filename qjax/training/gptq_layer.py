@@ -1,4 +1,4 @@
-"""The least squares of one layer, of which `gptq` takes codes and scales; see `qjax.training.gptq` for the steps."""
+"""Solves the least squares of one layer, from which `gptq` takes codes and scales; its docstring lists the steps."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ BLOCK = 64
 
 
 def damped(seen: Moments, damping: float, h: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """H with its greater diagonal, [groups, K, K], and what was added, [groups]. h: H, to be changed; None: a copy."""
+    """H with its damped diagonal, [groups, K, K], and what was added, [groups]. h: modified in place; None: a copy."""
     diagonal = np.einsum("gkk->gk", seen.quantized)
     extra = damping * diagonal.mean(-1) + 1e-12 * max(1e-30, float(diagonal.max(initial=0.0)))
     extra = np.where(extra > 0, extra, 1.0)
@@ -37,7 +37,7 @@ def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
 
 
 def _solved(h: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`h^-1 right` of a positive definite matrix, whose memory is taken."""
+    """`h^-1 right` of a positive definite matrix, whose memory is reused."""
     factor, lower = linalg.cho_factor(h, lower=True, overwrite_a=True, check_finite=False)
     _transpose(factor)
     return linalg.cho_solve((factor.T, lower), right, check_finite=False)
@@ -45,8 +45,8 @@ def _solved(h: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def inverse_factor(h: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The upper triangular U with `U^T U = h^-1`, rows and columns of h in this order."""
-    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1. Of a large layer each array of this size
-    # is half a gigabyte, so all steps share one. LAPACK wants its columns one behind the other.
+    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1. For a large layer each array of this size
+    # is half a gigabyte, so all steps share one. LAPACK expects column-major order.
     back = np.ix_(order[::-1], order[::-1])
     lower = linalg.cholesky(h[back], lower=True, overwrite_a=True, check_finite=False)
     _transpose(lower)
@@ -58,7 +58,7 @@ def inverse_factor(h: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _transpose(x: np.ndarray) -> None:
-    """A square array in its own place, block by block."""
+    """Transpose a square array in place, block by block."""
     starts = range(0, len(x), 512)
     for i in starts:
         for j in starts[: i // 512 + 1]:
@@ -68,7 +68,7 @@ def _transpose(x: np.ndarray) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Choice:
-    """Codes, [groups, K, N], scales, [groups, K or 1, N], and what they cost, [groups, N]."""
+    """Codes, [groups, K, N], scales, [groups, K or 1, N], and their costs, [groups, N]."""
 
     codes: np.ndarray
     scale: np.ndarray
@@ -81,7 +81,7 @@ class Layer:
     def __init__(
         self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float, *, alone: bool
     ) -> None:
-        """alone: no other layer reads these moments until `release`, so H is damped where it is."""
+        """alone: no other layer reads these moments until `release`, so H is damped in place."""
         self._matrix, self._spec, self._shape = matrix, qparams.spec, matrix.shape
         low, high = bounds_of(qparams)
         self.scale = self.spread(np.asarray(qparams.scale))
@@ -91,11 +91,11 @@ class Layer:
         self._h, _ = damped(seen, damping, seen.quantized if alone else None)
 
     def release(self) -> None:
-        """Give the moments back as they were; nothing else may follow."""
+        """Restore the moments to what they were; call nothing else afterwards."""
         np.einsum("gkk->gk", self._seen)[...] = self._diagonal
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Numbers of the scale's shape as [groups, K, N]; [groups, 1, N] where all inputs of a channel share them."""
+        """Numbers of the scale's shape as [groups, K, N], or [groups, 1, N] if all inputs of a channel share them."""
         full = broadcast_to_tensor(jnp.asarray(values), self._spec, self._shape)
         if self._spec.per_tensor:
             full = jnp.reshape(full, (1,) * len(self._shape))
@@ -103,14 +103,14 @@ class Layer:
         return wide[:, :1] if wide.strides[1] == 0 else wide
 
     def codes_of(self, w: np.ndarray) -> np.ndarray:
-        """The nearest codes of weights of their own shape."""
+        """The nearest codes of weights in their own shape."""
         return self._nearest(self._matrix.columns(w), self.scale)
 
     def _nearest(self, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return _nearest(w, scale, self._low, self._high)
 
     def costs(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """[groups, N]: what the weights of these codes cost, by which the error grows."""
+        """[groups, N]: the increase of the error that weights with these codes cause."""
         d = codes * scale
         d -= self._target
         along = np.matmul(self._h, d)
@@ -118,14 +118,14 @@ class Layer:
         return np.sum(along, axis=1)
 
     def rounded(self) -> np.ndarray:
-        """The weights that GPTQ alone gives with the present scales."""
+        """The weights after GPTQ alone, with the present scales."""
         return self._carried(self.scale) * self.scale
 
     def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-        """Codes, and scales of their quantizer's shape."""
+        """The final codes, and scales in the shape of the quantizer's."""
         scale = self._ranged()
         carried = self._carried(scale)
-        self.__dict__.pop("_factor")  # of the size of H; what follows needs it no more
+        self.__dict__.pop("_factor")  # as large as H, and no longer needed
         best = self._least(self._choice(nearest, self.scale), self._choice(carried, scale))
         del carried
         for _ in range(rounds):
@@ -143,7 +143,7 @@ class Layer:
         return _Choice(codes, scale, self.costs(codes, scale))
 
     def _least(self, first: _Choice, second: _Choice) -> _Choice:
-        """For every scale the choice that costs less, all weights on that scale together; the first of equals."""
+        """For every scale the choice that costs less, summed over all weights on that scale; ties take the first."""
         better = self._per_scale(second.costs) < self._per_scale(first.costs)
         wide = better[:, None, :]
         return _Choice(
@@ -154,7 +154,7 @@ class Layer:
 
     def _per_scale(self, costs: np.ndarray) -> np.ndarray:
         """[groups, N]: summed over the channels that share a scale."""
-        # If one scale serves several columns, the whole layer chooses together.
+        # If several columns share one scale, the whole layer chooses together.
         return costs if self._independent else np.full_like(costs, costs.sum())
 
     @property
@@ -168,8 +168,8 @@ class Layer:
         return self._spec.group_size is None
 
     def _ranged(self) -> np.ndarray:
-        """The best scales of several, after nearest rounding."""
-        # With many codes per channel, clipping helps little, so try few factors.
+        """The best of several scales, by the error after nearest rounding."""
+        # Clipping helps little where a channel has many codes, so try few factors.
         factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
         least = np.full(self._target.shape[::2], np.inf)
         best = np.ones_like(least)
@@ -180,7 +180,7 @@ class Layer:
         return self.scale * best[:, None, :]
 
     def _fitted(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """The best scales of given codes, by least squares; unchanged where they would not be positive."""
+        """The best scales for given codes, by least squares; unchanged where they would not be positive."""
         above = self._per_scale(np.sum(codes * self._toward, axis=1))
         below = self._per_scale(np.sum(codes * np.matmul(self._h, codes), axis=1))
         with np.errstate(all="ignore"):
@@ -193,19 +193,19 @@ class Layer:
         return np.matmul(self._h, self._target)
 
     def _gathered(self, scale: np.ndarray) -> np.ndarray:
-        """Scales of every weight as the quantizer keeps them."""
+        """Reduce scales of every weight to the shape in which the quantizer stores them."""
         full = self._matrix.restored(np.broadcast_to(scale, self._target.shape))
         sizes = self._spec.param_sizes(self._shape)
         index = tuple(np.arange(n) * (full.shape[a] // n) for a, n in enumerate(sizes))
         return full[np.ix_(*index)].reshape(self._spec.param_shape(self._shape)).astype(np.float32)
 
     def _carried(self, scale: np.ndarray) -> np.ndarray:
-        """GPTQ's codes: errors carried on by the Cholesky factor of the inverse, inputs of great diagonal first."""
+        """GPTQ's codes: the Cholesky factor of the inverse passes errors on, inputs with a large diagonal first."""
         groups, size, _ = self._target.shape
         order, upper = self._factor
         rows = np.arange(groups)[:, None]
         w = self._target[rows, order]
-        # What a channel's inputs share is the same in every order.
+        # Numbers that all inputs of a channel share are the same in every order.
         ordered = (x if x.shape[1] == 1 else x[rows, order] for x in (scale, self._low, self._high))
         s, low, high = (np.broadcast_to(x, w.shape) for x in ordered)
         codes = np.empty_like(w)
@@ -223,7 +223,7 @@ class Layer:
 
     @functools.cached_property
     def _factor(self) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the inputs, [groups, K], and in it the factors of H^-1."""
+        """The order of the inputs, [groups, K], and the factors of H^-1 in that order."""
         order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
         upper = [inverse_factor(h, own) for h, own in zip(self._h, order, strict=True)]
         return order, upper[0][None] if len(upper) == 1 else np.stack(upper)
@@ -251,7 +251,7 @@ class Layer:
 
 
 def _nearest(w: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Codes in float64. The model computes its own from `code * scale`, which its formula takes back to `code`."""
+    """Codes in float64. The model computes its own from `code * scale`, and its formula restores the same `code`."""
     codes = w / scale
     np.rint(codes, out=codes)
     return np.clip(codes, low, high, out=codes)

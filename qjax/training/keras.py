@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
 
 def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
-    """A `keras.Model` that trains a quantized model: its weights and the scales of its quantizers.
+    """Return a `keras.Model` that trains a quantized model: its weights and the scales of its quantizers.
 
-    Everything of `keras.Model` applies: `compile`, `fit` with callbacks and metrics, `evaluate`, `predict`, `save`
+    Everything of `keras.Model` works: `compile`, `fit` with callbacks and metrics, `evaluate`, `predict`, `save`
     (read with `qjax.load_keras`), `save_weights`, `load_weights`. Regularizers and constraints of the Keras layers stay
-    in force. Training runs the fake-quantized forward in training mode, `evaluate` and `predict` the one in evaluation
+    in force. Training runs the fake-quantized forward in training mode, `evaluate` and `predict` run it in evaluation
     mode.
 
     Args:
-      qmodel: what `qjax.quantize(qjax.from_keras(model), ...)` returned. Reading `trainer.qmodel` writes the trained
+      qmodel: the result of `qjax.quantize(qjax.from_keras(model), ...)`. Reading `trainer.qmodel` copies the trained
         values into it.
-      exact: a sample, as `qjax.exact` takes it. `evaluate` and `predict` then compute the integers of the graph, bit
-        for bit.
+      exact: a sample, as for `qjax.exact`. `evaluate` and `predict` then compute the integers of the graph, bit for
+        bit.
 
     Returns:
-      A `keras.Model`. `trainer.qmodel` is the quantized model with the trained values, in evaluation mode: what
-      `qjax.convert` and `qjax.verify` take. `trainer.qmodel.model.update_keras()` writes them into the float model.
+      A `keras.Model`. `trainer.qmodel` is the quantized model with the trained values, in evaluation mode, for
+      `qjax.convert` and `qjax.verify`. `trainer.qmodel.model.update_keras()` copies them into the float model.
 
     Raises:
-      TypeError: not a quantized model, or not one that `from_keras` made.
+      TypeError: the model is not quantized, or `from_keras` did not make it.
 
         trainer = qjax.to_keras(qmodel)
         trainer.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -48,7 +48,7 @@ def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
 
 
 def load_keras(path: str | os.PathLike[str], **options: Any) -> "KerasTrainer":
-    """The trainer that `trainer.save(path)` wrote: float model, quantizers, trained values, optimizer.
+    """Load the trainer that `trainer.save(path)` stored: float model, quantizers, trained values, optimizer.
 
     Args:
       path: of a `.keras` file. options: for `keras.saving.load_model`, such as `custom_objects` for own layers.
@@ -63,7 +63,7 @@ def load_keras(path: str | os.PathLike[str], **options: Any) -> "KerasTrainer":
     model = keras.saving.load_model(path, **options)
     if not isinstance(model, KerasTrainer):
         raise TypeError(
-            f"load_keras: expected a file that the trainer of qjax.to_keras has saved, {path} holds a "
-            f"{type(model).__name__}. A float model: qjax.from_keras(keras.saving.load_model(path))."
+            f"load_keras: expected a file that the trainer of qjax.to_keras has saved, but {path} holds a "
+            f"{type(model).__name__}. To load a float model, use qjax.from_keras(keras.saving.load_model(path))."
         )
     return model

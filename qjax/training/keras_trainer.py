@@ -1,4 +1,4 @@
-"""The `keras.Model` of `qjax.to_keras`. It imports Keras, so nothing of qjax imports it before it is asked for."""
+"""The `keras.Model` of `qjax.to_keras`. It imports Keras, so qjax imports this module only on demand."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from qjax.training.plan_json import decode, encode
 
 @keras.saving.register_keras_serializable(package="qjax")
 class KerasTrainer(keras.Model):
-    """A quantized model as Keras sees it: each nnx variable is a Keras variable; what trains is `nnx.Param`."""
+    """A quantized model as Keras sees it: each nnx variable is a Keras variable, and `nnx.Param` are trainable."""
 
     def __init__(self, qmodel: QuantizedModel, *, exact: Any = None) -> None:
         wrapped: Any = qmodel.model
@@ -44,7 +44,7 @@ class KerasTrainer(keras.Model):
         self.built = True
 
     def _added(self, path: str, variable: Any, origin: Any) -> Any:
-        """The Keras variable for an nnx variable; `origin` is the one of the user's model that it came from."""
+        """The Keras variable for an nnx variable; `origin` is the user's variable that it was made from."""
         value = variable[...]
         added = self.add_weight(
             shape=value.shape,
@@ -56,12 +56,12 @@ class KerasTrainer(keras.Model):
             regularizer=None if origin is None else origin.regularizer,
             constraint=None if origin is None else origin.constraint,
         )
-        # Copy: training donates its arrays to XLA, which deletes them.
+        # Copy, because training donates its arrays to XLA, which deletes them.
         added.assign(jnp.copy(value))
         return added
 
     def call(self, *inputs: Any, training: bool = False) -> Any:
-        """The fake-quantized forward; in evaluation the exact one, where the trainer was made with a sample."""
+        """The fake-quantized forward; in evaluation the exact one, if the trainer was made with a sample."""
         model = self._merged([variable.value for variable in self._values], training)
         if self._exact is not None and not training:
             return self._exact(model, *inputs)
@@ -73,12 +73,12 @@ class KerasTrainer(keras.Model):
         return output
 
     def load_own_variables(self, store: Any) -> None:
-        """Values of another recipe are refused here: `fit` and `predict` run under `jit`, where nothing is compared."""
+        """Refuse values of another recipe now: `fit` and `predict` run under `jit`, where nothing is compared."""
         super().load_own_variables(store)
         self._merged([variable.value for variable in self._values], False).check_state()
 
     def get_config(self) -> dict[str, Any]:
-        """The float model, the plan of its quantizers, and the form of the sample, for `save`."""
+        """The float model, the plan of its quantizers, and the structure of the sample, for `save`."""
         qmodel = self._given()
         model: Any = qmodel.model
         held = keras.saving.serialize_keras_object(model.qjax_keras.model)
@@ -86,7 +86,7 @@ class KerasTrainer(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "KerasTrainer":
-        """What `get_config` described; the values come from the file's weights."""
+        """Rebuild what `get_config` described; the values come from the file's weights."""
         model = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         qmodel = with_plan(instrument(from_keras(model)), decode(config["plan"]))
         return cls(qmodel, exact=decode(config["exact"]))

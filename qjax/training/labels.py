@@ -1,8 +1,8 @@
 """Labels of factors: which elements of which tensors are divided by the same factor.
 
-A tensor has an array of labels of its rank. An axis along which the labels do not change has the length 1 there. Equal
-labels mean equal factors, and joining two labels makes their factors equal. Label -l means 1 / the factor of l: what
-multiplies a tensor must be divided where the tensor is multiplied. Labels begin with 1.
+A tensor has an array of labels of the same rank. Along an axis on which the labels do not change, the array has length
+1. Equal labels mean equal factors, and joining two labels makes their factors equal. Label -l means 1 / the factor of
+l, because a tensor that is multiplied somewhere must be divided there. Labels begin with 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Labels: TypeAlias = NDArray[np.int64]
-"""Of a tensor's rank; each axis has the tensor's length or 1."""
+"""An array of the tensor's rank; each axis has the tensor's length or 1."""
 
 
 class Union:
@@ -23,7 +23,7 @@ class Union:
         self._none: dict[int, str] = {}
 
     def fresh(self, shape: Sequence[int]) -> Labels:
-        """New labels, each of its own."""
+        """New labels, each in a set of its own."""
         first, count = len(self._parent), int(np.prod(shape, dtype=np.int64))
         self._parent.extend(range(first, first + count))
         return np.arange(first, first + count, dtype=np.int64).reshape(shape)
@@ -41,17 +41,17 @@ class Union:
                     self._none.setdefault(abs(small), self._none[abs(large)])
 
     def none(self, labels: Labels, why: str) -> None:
-        """Make the factors 1, and remember why."""
+        """Fix the factors to 1, and remember why."""
         for label in np.unique(np.abs(self.found(labels))).tolist():
             self._none.setdefault(label, why)
 
     def why(self, labels: Labels) -> str | None:
-        """A reason for which factors of these labels are 1, None where all may be others."""
+        """A reason why factors of these labels are 1; None if all of them are free."""
         roots = np.unique(np.abs(self.found(labels))).tolist()
         return next((self._none[root] for root in roots if root in self._none), None)
 
     def free(self, labels: Labels) -> Labels:
-        """One label for each set; 0 for the factor 1."""
+        """One label for each set; 0 where the factor is 1."""
         roots = self.found(labels)
         return np.where(np.isin(np.abs(roots), list(self._none)), 0, roots)
 
@@ -70,7 +70,7 @@ class Union:
 
 
 def compressed(labels: Labels) -> Labels:
-    """The same with the length 1 along every axis where they do not change."""
+    """The same labels, with length 1 along every axis on which they do not change."""
     for axis in range(labels.ndim):
         first = labels.take([0], axis) if labels.shape[axis] else labels
         if labels.shape[axis] > 1 and bool(np.all(labels == first)):
@@ -79,11 +79,11 @@ def compressed(labels: Labels) -> Labels:
 
 
 def reshaped(labels: Labels, old: Sequence[int], new: Sequence[int]) -> Labels:
-    """Labels of a tensor of shape `old` for its reshape to `new`; only axes that meet are written out."""
+    """Labels of a tensor of shape `old` after its reshape to `new`; only axes that are merged or split are expanded."""
     full = np.ones(len(old), bool)
     shape, i, j = list[int](), 0, 0
     while i < len(old) or j < len(new):
-        # the shortest run of axes of both that holds the same elements
+        # The shortest runs of axes in both shapes that hold the same elements.
         begin, end = i, j
         a = b = 1
         while True:
@@ -103,7 +103,7 @@ def reshaped(labels: Labels, old: Sequence[int], new: Sequence[int]) -> Labels:
 
 
 def placed(labels: Labels, rank: int, axes: Iterable[tuple[int, int]]) -> Labels:
-    """Labels of a tensor of that rank: (axis of the labels, axis of the tensor), all other axes without change."""
+    """Labels for a tensor of that rank. axes: (axis of the labels, axis of the tensor); other axes have length 1."""
     pairs = sorted(axes, key=lambda pair: pair[1])
     order = [a for a, _ in pairs]
     rest = [a for a in range(labels.ndim) if a not in order]

@@ -1,12 +1,12 @@
-"""A quantized model and its float model, run side by side once over all batches, with a stop before every layer.
+"""Runs a quantized model and its float model side by side, once over all batches, and stops before every layer.
 
 Methods that correct a layer need its inputs as the corrected layers before it compute them. Running the whole model
-again for each layer costs the square of its depth. A walk keeps all tensors that are alive between two layers, for all
-batches, and continues from there, so one pass is enough. At each stop a visitor sees the layer's inputs, quantized and
-float, and may change the layer's weights, scales and bias.
+again for each layer would cost the square of its depth. A walk keeps all tensors that are alive between two layers, for
+all batches, and continues from there, so one pass is enough. At each stop a visitor sees the layer's inputs, quantized
+and float, and may change the layer's weights, scales and bias.
 
-Memory: the tensors that are alive between two layers, for every batch and both models. A stream may let go of what no
-later layer reads. So a model of which every layer is replaced needs its weights once, not twice.
+Memory: the tensors that are alive between two layers, for every batch and both models. A stream can drop parameters
+that no later layer reads, so a model in which every layer is replaced needs its weights once, not twice.
 """
 
 import dataclasses
@@ -40,21 +40,21 @@ class Stream:
     parameters: dict[str, Any]
     grids: dict[str, Grid]
     passing: bool = False
-    """Whether a walk with it drops its parameters behind the last layer that reads them; it walks once then."""
+    """Whether a walk drops its parameters after the last layer that reads them; it can then walk only once."""
 
     def __post_init__(self) -> None:
         self.parameters, self.grids = Stacks(self.parameters), Stacks(self.grids)
 
     @classmethod
     def of(cls, qmodel: QuantizedModel, *, quantized: bool = True, passing: bool = False) -> "Stream":
-        """A model with its present numbers; not `quantized`: all of its quantizers off."""
+        """A stream of a model's present numbers; without `quantized` all of its quantizers are off."""
         flat = nnx.to_flat_state(nnx.state(qmodel.model))
         grids = grids_of(qmodel)
         parameters = {"/".join(map(str, path)): variable[...] for path, variable in flat}
         return cls(parameters, grids if quantized else switched(grids, ()), passing)
 
     def take(self, path: str, variable: "nnx.Variable[Any] | Part") -> None:
-        """Read a parameter again, or the stack that holds it."""
+        """Read a parameter again, or the stack that contains it."""
         if isinstance(variable, Part):
             self.parameters[split(path, ())[0]] = variable.stack[...]
         else:
@@ -63,9 +63,9 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stop:
-    """What a visitor sees. data: for every stream and batch, the layer's input at that point.
+    """What a visitor sees at a stop. data: the layer's input, for every stream and batch.
 
-    product: of the first batch's shapes; another batch may have a product of its own, in `products`.
+    product: with the first batch's shapes; another batch may have a product of its own, in `products`.
     """
 
     product: Product
@@ -77,10 +77,10 @@ Visitor = Callable[[Stop], None]
 
 
 class Walk:
-    """The compiled pieces of a model, for any numbers of its parameters and quantizers.
+    """A model compiled in pieces, for any numbers of its parameters and quantizers.
 
-    items: the layers that have a stop, of the first batch's shapes; a scan's layers have one each, named
-    "blocks/up/kernel[2]". left: name of a quantized weight -> why it has none.
+    items: the layers that have a stop, with the first batch's shapes; the layers of a scan have one each, named
+    "blocks/up/kernel[2]". left: name of a quantized weight -> why it has no stop.
     """
 
     def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
@@ -90,7 +90,7 @@ class Walk:
         self.items, self.left = first.items, first.left
 
     def pieces(self, args: Arguments) -> "Pieces":
-        """The program of batches of these shapes."""
+        """The compiled pieces for batches of these shapes."""
         leaves, tree = jax.tree.flatten(args)
         arrays = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
         key = (tree, tuple((x.shape, str(x.dtype)) if a else x for x, a in zip(leaves, arrays, strict=True)))
@@ -103,7 +103,7 @@ class Walk:
         return self.run([stream], batches)[0]
 
     def ranges(self, stream: Stream, batches: Sequence[Arguments]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Name of a quantizer of activations -> the least and the greatest number in front of it."""
+        """Name of a quantizer of activations -> the least and the greatest number that reaches it."""
         found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for args in batches:
             piece = self.pieces(args)
@@ -129,12 +129,12 @@ class Walk:
         what: str = "",
         progress: bool | None = False,
     ) -> dict[str, float]:
-        """What each of these quantizers does to the model's output if it alone is on: `ratio` of noise and signal.
+        """The noise at the model's output when one of these quantizers alone is on: `ratio` of noise and signal.
 
         Args:
-          stream: the float model. grids: the numbers of the quantizers, or those for each batch. names: those to look
-            at.
-          rounded: name -> other parameters for the time that this quantizer is on.
+          stream: the float model. grids: the numbers of the quantizers, or those for each batch. names: the quantizers
+            to try.
+          rounded: name -> other parameters that apply while this quantizer is on.
         """
         wanted = list(names)
         noise: dict[str, np.ndarray] = dict.fromkeys(wanted, np.zeros(()))
@@ -163,10 +163,10 @@ class Walk:
         what: str = "",
         progress: bool | None = False,
     ) -> list[list[Any]]:
-        """Walk; returns the outputs, for every stream and batch.
+        """Walk through the model; returns the outputs, for every stream and batch.
 
         Args:
-          visit: called in front of every layer of `items`; it may change the numbers of the streams.
+          visit: called before every layer of `items`; it may change the numbers of the streams.
         """
         pieces = [self.pieces(args) for args in batches]
         lives = [[piece.start(args) for piece, args in zip(pieces, batches, strict=True)] for _ in streams]
@@ -197,7 +197,7 @@ Live = dict[Value, Any]
 
 
 class Pieces:
-    """The program of batches of one shape, cut in front of every layer."""
+    """The program for batches of one shape, cut before every layer."""
 
     def __init__(self, qmodel: QuantizedModel, args: Arguments) -> None:
         call = unrolled(qmodel.trace(*args), qmodel.plan.by_name)
@@ -212,7 +212,7 @@ class Pieces:
         self.path = dict(zip(program.inputs, traced.names, strict=True))
         self.state = {v for v, c in zip(program.inputs, traced.constant, strict=True) if c}
         self._made = {value: eqn for eqn in program.equations for value in eqn.outputs}
-        # A scan may return constants beside results that depend on data. Such a constant does not depend on parameters
+        # A scan may return constants next to results that depend on data. Do not count them as depending on parameters
         # only.
         self._fixed = set(self.state)
         for eqn in program.equations:
@@ -229,7 +229,7 @@ class Pieces:
         ]
 
     def fixed(self, value: Value) -> bool:
-        """Whether a value is made of parameters and literals."""
+        """Whether a value is computed from parameters and literals only."""
         return value in self._fixed or value.constant is not None
 
     def _needed_after(self, position: int) -> set[Value]:
@@ -238,7 +238,7 @@ class Pieces:
         return {value for value in read if value not in self._made or self._order[self._made[value]] < position}
 
     def makers(self, values: Iterable[Value]) -> tuple[list[Equation], list[Value]]:
-        """The equations that make fixed values out of parameters, in order, and those parameters."""
+        """The equations that compute fixed values from parameters, in order, and those parameters."""
         found: dict[Equation, None] = {}
         roots: dict[Value, None] = {}
         todo = list(values)
@@ -261,11 +261,11 @@ class Pieces:
         return dict(zip(inputs, leaves, strict=True))
 
     def step(self, index: int, stream: Stream, live: Live) -> Live:
-        """What is alive after a piece."""
+        """The tensors that are alive after a piece."""
         return self._steps[index](stream, live)
 
     def entering(self, index: int) -> list[Value]:
-        """What is alive in front of a piece; behind the last one at `len(items) + 1`."""
+        """The values alive before a piece; those after the last piece have the index `len(items) + 1`."""
         return list(self._steps[index - 1].leave if index else self._steps[0].enter)
 
     def reads(self, index: int) -> tuple[list[str], list[str]]:
@@ -273,29 +273,29 @@ class Pieces:
         return self._steps[index].paths, self._steps[index].names
 
     def reads_after(self, index: int) -> set[str]:
-        """The paths of the parameters that anything behind a piece reads, and of the stacks that hold them."""
+        """The paths of the parameters that anything after a piece reads, and of the stacks that contain them."""
         roots = self.makers(value for value in self.program.outputs if self.fixed(value))[1]
         paths = {self.path[value] for value in roots}.union(*(step.paths for step in self._steps[index + 1 :]))
         return paths | {split(path, ())[0] for path in paths}
 
     def single(self, index: int) -> bool:
-        """Whether a single tensor that the model computed is alive in front of a piece."""
+        """Whether exactly one tensor that the model computed is alive before a piece."""
         return sum(value in self._made for value in self.entering(index)) == 1
 
     def observe(self, index: int, stream: Stream, live: Live) -> tuple[Live, list[tuple[Place, Any]]]:
-        """The same, and the range in front of every quantizer of activations in it."""
+        """The same as `step`, with the range of every quantized activation in the piece."""
         left, seen = self._steps[index].observe(stream, live)
         places = {place.label: place for place in self._annotation.values.values()}
         return left, [(places[label], ends) for label, ends in seen.items() if label in places]
 
     def rest(self, index: int, stream: Stream, live: Live) -> Any:
-        """The model's output from a piece on."""
+        """The model's output, computed from the start of a piece."""
         for later in range(index, len(self._steps)):
             live = self.step(later, stream, live)
         return self.finish(stream, live)
 
     def begins(self, index: int) -> list[str]:
-        """The quantizers that are met first in a piece; one of a scan is met with its first layer."""
+        """The quantizers that first occur in a piece; one of a scan occurs with the scan's first layer."""
         whole = self.evaluation.quantizers
 
         def of(step: "_Piece") -> dict[str, None]:
@@ -305,7 +305,7 @@ class Pieces:
         return [name for name in of(self._steps[index]) if name not in earlier]
 
     def data(self, index: int, stream: Stream, live: Live) -> jax.Array:
-        """What flows into a layer."""
+        """The input of a layer."""
         product = self.items[index]
         value = product.equation.inputs[1 - product.weight]
         return live[value] if value in live else jnp.asarray(value.constant)
@@ -322,7 +322,7 @@ class Pieces:
 
 
 class _Piece:
-    """Equations from one layer to the next, compiled: the live values in front of it to those behind it."""
+    """Equations from one layer to the next, compiled: maps the live values before it to those after it."""
 
     def __init__(self, whole: Pieces, equations: Sequence[Equation], needed: set[Value], *, first: bool) -> None:
         own = [eqn for eqn in equations if not all(map(whole.fixed, eqn.inputs))]
@@ -345,7 +345,7 @@ class _Piece:
         return dict(zip(self.leave, self._run(*self._arguments(stream, live)), strict=True))
 
     def observe(self, stream: Stream, live: Mapping[Value, Any]) -> tuple[Live, dict[str, Any]]:
-        """The same, and label of a tensor -> its least and its greatest number."""
+        """The same as a call, with label of a tensor -> its least and its greatest number."""
         left, seen = self._observe(*self._arguments(stream, live))
         return dict(zip(self.leave, left, strict=True)), seen
 
@@ -378,7 +378,7 @@ class _Piece:
 
 
 def without_floats(qmodel: QuantizedModel) -> QuantizedModel:
-    """The model with shapes in place of its float arrays: enough to trace it, and it holds no memory."""
+    """The model with shapes instead of float arrays, which is enough to trace it and needs no memory."""
 
     def shape_of(leaf: Any) -> Any:
         floats = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, np.floating)

@@ -1,8 +1,8 @@
-"""Bits that training learns, for each weight, channel or tensor, at the price of the logic that they take.
+"""Learns how many bits each weight, channel or tensor needs, at a price for the logic that the bits take.
 
-A quantizer has a grid of `bits` as its recipe says. Here each weight, and each activation tensor, also learns how many
-of the lowest bits of that grid it does without. A weight whose code becomes 0 is pruned. The method is that of HGQ (Sun
-et al. 2024, arXiv 2405.00645); `training.dropped_bits` has the formulas.
+The recipe gives a quantizer a grid of `bits`. Here each weight, and each activation tensor, also learns how many of the
+lowest bits of that grid it can drop. A weight whose code becomes 0 is pruned. The method is that of HGQ (Sun et al.
+2024, arXiv 2405.00645); `training.dropped_bits` has the formulas.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ Per = Literal["weight", "channel", "tensor"]
 
 
 class BitsParam(QuantParam):
-    """How many of the lowest bits are left out: a real number that is rounded where it is used."""
+    """How many of the lowest bits are dropped: a real number that is rounded where it is used."""
 
 
 class LearnedBits(nnx.Module):
-    """A quantized model that learns its bits: called as the model, trained as the model.
+    """A quantized model that learns its bits; it is called and trained like the model.
 
-    The loss gets a term for the logic, and its price may grow while it trains:
+    The loss gets a term for the logic, whose price may grow during training:
 
         learner = qjax.training.LearnedBits(qmodel, x)
         optimizer = learner.optimizer()
@@ -51,10 +51,10 @@ class LearnedBits(nnx.Module):
             optimizer.update(learner, nnx.grad(loss)(learner))
 
     Attributes:
-      qmodel: the model, a copy of the one that was given; its parameters train.
-      dropped: quantizer -> how many of the lowest bits it does without, float32: of a weight's shape, with one number
-        for each of its channels, or one number.
-      left: (name, why) of the tensors that multiplications read and whose bits do not learn.
+      qmodel: a copy of the given model, whose parameters train.
+      dropped: quantizer -> how many of the lowest bits it drops, float32: an array that matches the weight, one number
+        per channel, or a single number.
+      left: (name, why) of the tensors that multiplications read but whose bits are not learned.
     """
 
     def __init__(self, qmodel: QuantizedModel, sample: Any, *, per: Per = "channel") -> None:
@@ -63,8 +63,8 @@ class LearnedBits(nnx.Module):
         Args:
           qmodel: the quantized model, calibrated. Only codes without a zero point learn: QSpec(symmetric=True).
           sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
-          per: what of a weight has bits of its own. An activation has bits of its own per tensor. "weight" needs longer
-            trainings than "channel".
+          per: what has bits of its own within a weight. An activation has one number of bits per tensor. "weight" needs
+            longer training than "channel".
 
         Raises:
           ValueError: a product reads a tensor without a quantizer; or no tensor can learn its bits.
@@ -113,11 +113,11 @@ class LearnedBits(nnx.Module):
         return evaluated.output
 
     def optimizer(self, learning_rate: Any = 3e-3, *, bits_rate: Any = 1e-2) -> nnx.Optimizer["LearnedBits"]:
-        """Adam, with a rate of its own for the bits, which have a way of some units to go.
+        """Adam, with a separate rate for the bits, which have to move by whole units.
 
         Args:
           learning_rate: of the weights and scales; a number or an optax schedule.
-          bits_rate: of `dropped`, in bits a step; likewise.
+          bits_rate: of `dropped`, in bits per step; a number or an optax schedule.
         """
         kinds: dict[Hashable, optax.GradientTransformation] = {
             "bits": optax.adam(bits_rate),
@@ -151,7 +151,7 @@ class LearnedBits(nnx.Module):
         return total(self.products, widths)
 
     def _bounds(self, name: str) -> tuple[jax.Array, jax.Array] | None:
-        """The codes that an activation may have; None: those of its quantizer."""
+        """The range of codes that an activation may have; None for the full range of its quantizer."""
         if name not in self.dropped or name in self.weights:
             return None
         spec = self.qmodel.plan.by_name[name].spec
@@ -160,7 +160,7 @@ class LearnedBits(nnx.Module):
     def finish(self) -> QuantizedModel:
         """An ordinary quantized model with the present codes, whose quantizers have no more bits than these need.
 
-        Weights are set to the values of their codes. The learner stays as it is and may go on training.
+        Weights are set to the values of their codes. The learner does not change and can go on training.
         """
         plan, values = self.qmodel.plan, self.qmodel.quantizer_values()
         weights = {
@@ -177,7 +177,7 @@ class LearnedBits(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class _Evaluation(Evaluation):
-    """An average has codes of the target's own formula; here they keep to the bits that are left."""
+    """Averages get their codes from the target's own formula; here they are clipped to the remaining bits."""
 
     limits: Callable[[str], tuple[jax.Array, jax.Array] | None] = lambda name: None
 
@@ -189,27 +189,27 @@ class _Evaluation(Evaluation):
 
 
 def _bit_length(magnitude: jax.Array) -> jax.Array:
-    """Of whole numbers from 0 to 2^24 in float32: the bits of each, exactly, in float32."""
+    """The bit length of whole float32 numbers from 0 to 2^24, exact, in float32."""
     return jnp.frexp(magnitude)[1].astype(jnp.float32)
 
 
 def _refusal(quantizer: Quantizer) -> str | None:
-    """Why a quantizer cannot do without bits; None if it can."""
+    """Why a quantizer cannot drop bits; None if it can."""
     if quantizer.stack:
-        return "it lives in a scan"
+        return "it is in a scan"
     if quantizer.follows_tensor:
         return f'its scale follows the tensor at every step (method "{quantizer.estimator.name}")'
     if "zero_point" in quantizer.learned:
-        return f'its zero point learns (method "{quantizer.estimator.name}")'
+        return f'its zero point is learned (method "{quantizer.estimator.name}")'
     if not quantizer.spec.symmetric:
         return "its codes have a zero point; QSpec(symmetric=True) has none"
     if quantizer.fixed is not None:
-        return "its scale is that of a function's range"
+        return "its scale is fixed by the range of a function"
     return None
 
 
 def _shape(shape: tuple[int, ...], axes: tuple[int, ...], per: Per) -> tuple[int, ...]:
-    """Of k: as many axes as the weight has."""
+    """The shape of k, with as many axes as the weight."""
     if per == "weight":
         return shape
     return tuple(size if per == "channel" and axis in axes else 1 for axis, size in enumerate(shape))

@@ -1,4 +1,4 @@
-"""Scalars of a training run, step by step: for `qjax.report`, and for TensorBoard through any metric writer."""
+"""Records scalars of a training run step by step, for `qjax.report` and, through any metric writer, for TensorBoard."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from qjax.model.quantized_model import QuantizedModel
 from qjax.training.oscillations import Oscillations
 
 OSCILLATING = 0.005
-"""Turns per step from which a weight counts as oscillating, as in `Oscillations.share`."""
+"""Reversals per step from which a weight counts as oscillating, as in `Oscillations.share`."""
 
 
 class ScalarWriter(Protocol):
-    """What `clu.metric_writers` call a writer: it sends scalars to TensorBoard, to a file or to a service."""
+    """The interface of a writer of `clu.metric_writers`, which sends scalars to TensorBoard, a file or a service."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any], /) -> None:
         """Write the scalars of one step, by their names."""
@@ -23,7 +23,7 @@ class ScalarWriter(Protocol):
 
 
 class TrainingLog:
-    """Keeps the scalars of a training run, and passes them on to a writer.
+    """Records the scalars of a training run, and passes them on to a writer.
 
     `qjax.report(qmodel, batches, training=log)` draws them as curves. The log itself has `write_scalars`, so it can
     be used wherever a metric writer is expected.
@@ -31,7 +31,8 @@ class TrainingLog:
     curves: name -> [(step, value), ...], in the order of writing.
 
     Args:
-      writer: any object with `write_scalars(step, scalars)`, such as one of clu; it gets everything that is written.
+      writer: any object with `write_scalars(step, scalars)`, such as one of clu; it receives everything that is
+      written.
 
     Example:
       >>> log = TrainingLog()
@@ -51,13 +52,13 @@ class TrainingLog:
         self.curves: dict[str, list[tuple[int, float]]] = {}
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Keep numbers under their names.
+        """Record numbers under their names.
 
         Args:
-          step: a whole number; it need not begin at 0 or grow by 1.
+          step: a whole number; the steps need not begin at 0 or grow by 1.
           scalars: name -> a Python number or an array of one element.
         """
-        numbers = jax.device_get(list(scalars.values()))  # A list, because JAX would sort the names of a dict.
+        numbers = jax.device_get(list(scalars.values()))  # a list, because JAX would sort the names of a dict
         values = {name: float(np.asarray(number)) for name, number in zip(scalars, numbers, strict=True)}
         for name, value in values.items():
             self.curves.setdefault(name, []).append((int(step), value))
@@ -71,7 +72,7 @@ class TrainingLog:
         oscillations: Oscillations | None = None,
         **scalars: Any,
     ) -> None:
-        """Keep the scales of a model, what oscillates, and scalars of your own such as loss=loss.
+        """Record the scales of a model, the oscillation of its weights, and your own scalars such as loss=loss.
 
         Call it outside of jit, for example every 10 steps: it reads the numbers from the device.
 
@@ -79,8 +80,8 @@ class TrainingLog:
           step: see `write_scalars`.
           qmodel: writes "scale/NAME" for every quantizer: the geometric mean of its scales.
           oscillations: writes "oscillating/NAME" for every weight that it follows: the share of the weight's elements
-            that turn back more often than 0.005 times per step. Frozen elements do not count.
-          scalars: written under their own names.
+            that reverse more often than 0.005 times per step. Frozen elements do not count.
+          scalars: recorded under their own names.
         """
         found: dict[str, Any] = {}
         if qmodel is not None:

@@ -1,10 +1,10 @@
-"""Per-channel factors moved between a tensor and the weights that read it, so that both quantize with less error.
+"""Moves per-channel factors between a tensor and the weights that read it, so that both quantize with less error.
 
-A tensor has one scale, so a wide channel leaves few codes to the narrow ones. Dividing channel c by s_c and multiplying
-the weights that read it by s_c changes no result (`qjax.training.pairs`). It costs nothing at run time: s is absorbed
-by existing parameters.
+A tensor has one scale, so a wide channel leaves few codes for the narrow ones. Dividing channel c by s_c and
+multiplying the weights that read it by s_c changes no result (`qjax.training.pairs`). It costs nothing at run time,
+because existing parameters absorb s.
 
-| s_c, before it is scaled to a geometric mean of 1 | source |
+| s_c, before normalising to a geometric mean of 1 | source |
 | --- | --- |
 | sqrt(r1_c / r2_c), ranges of the weights before and after | cross-layer equalisation, Nagel et al. 2019, eq. 11 |
 | max abs x_c ^ a / max abs W_c ^ (1 - a) | SmoothQuant, Xiao et al. 2023, eq. 4 |
@@ -12,10 +12,10 @@ by existing parameters.
 
 Sources: arXiv 1906.04721, 2211.10438 and 2306.00978. The strength a is searched for each pair. A candidate's score is
 the error of the layers that read the tensor, with the tensor and their weights quantized. The best candidate of a pair
-is then judged at the model's output, on other examples and together with all pairs before it. A pair that does not
-bring less noise there is not changed.
+is then judged at the model's output, on other examples and together with all earlier pairs. A pair that does not reduce
+the noise there is not changed.
 
-With `state=` scales move between a key-value cache and the weights around it, too (`qjax.training.caches`).
+With `state=`, factors also move between a key-value cache and the weights around it (`qjax.training.caches`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,13 +44,13 @@ from qjax.training.weights import parameters
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 GAIN = 0.8
-"""Scales are a candidate only if the error of the layers behind falls below this share of its earlier value."""
+"""A scale is a candidate only if the error of the layers reading it falls below this fraction of its earlier value."""
 GAIN_TOGETHER = 0.995
-"""They are taken only if the noise at the model's output falls below this share of its earlier value."""
+"""A candidate is accepted only if the noise at the model's output falls below this fraction of its earlier value."""
 EXAMPLES = 16
-"""How many examples judge, of those that the search has seen and again of others."""
+"""How many examples judge, both of those that the search has seen and of others."""
 MARGIN = 1.1
-"""How far a channel stays below a clip, as a factor of the greatest number that the calibration data gave it."""
+"""How far a channel must stay below a clip, as a factor on the greatest number in the calibration data."""
 
 
 def equalize(
@@ -62,26 +62,27 @@ def equalize(
     state: Asked | None = None,
     progress: bool | None = None,
 ) -> Migration:
-    """Move scales between dense layers, convolutions and depthwise convolutions that follow one another.
+    """Balance the ranges of channels between consecutive dense layers, convolutions and depthwise convolutions.
 
-    Through relu, leaky relu and batch norm the float model stays the same function. Through a clip (relu6) it does
-    for inputs whose channels stay below the clip as those of the calibration data do, with a tenth of room.
+    Through relu, leaky relu and batch norm the float function does not change. Through a clip (relu6) it does not
+    change for inputs whose channels stay below the clip, as those of the calibration data do with a margin of a tenth.
 
-    With a state, a key-value cache, scales also move between keys and queries, and between values and the output
-    projection: one for each head and channel, as far as the model allows it. The float model stays the same function
-    of an empty cache, and of one that it has filled itself. Its cache then holds other units: `result.state` brings a
-    cache of the float model as it was into these.
+    With a state (a key-value cache), factors also move between keys and queries, and between values and the output
+    projection: one for each head and channel, as far as the model allows it. The float function does not change for an
+    empty cache, nor for one that the model has filled itself. The cache then holds other units; `result.state` converts
+    a cache of the original float model.
 
     Args:
-      qmodel: its parameters are changed, and it is calibrated anew on these batches.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
-      reference: a model of the same parameters, whose parameters are changed alike.
-      state: as for `qjax.convert`: the argument that is a cache. Without it no scale moves through a cache.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      qmodel: its parameters are changed, and it is calibrated again on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
+      reference: a model with the same parameters, which are changed in the same way.
+      state: as for `qjax.convert`: the argument that is a cache. Without it no factor moves through a cache.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, no such state, or no pair; the message says why for each layer.
+      ValueError: there is no batch, no such state, or no pair; the message gives the reason for each layer.
     """
     return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
 
@@ -94,16 +95,17 @@ def smooth(
     reference: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Migration:
-    """Move scales between a norm's scale and bias and the layers that read it: SmoothQuant and AWQ.
+    """Move factors between a norm's scale and bias and the layers that read it, as in SmoothQuant and AWQ.
 
-    The float model stays the same function. Arguments and errors as for `equalize`.
+    The float function does not change. Arguments and errors are those of `equalize`.
 
     Args:
-      qmodel: its parameters are changed, and it is calibrated anew on these batches.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
-      reference: a model of the same parameters, whose parameters are changed alike.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      qmodel: its parameters are changed, and it is calibrated again on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
+      reference: a model with the same parameters, which are changed in the same way.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
     """
     return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 
@@ -138,7 +140,7 @@ def migrate(
     state: Asked | None = None,
     progress: bool | None = None,
 ) -> Migration:
-    """Move the scales in all `models` alike; the first is the quantized one, which is calibrated anew."""
+    """Move the factors in all `models` alike; the first is the quantized one, which is calibrated again."""
     qmodel = models[0]
     names = tuple(item.name for item in walk.items)
     pairs, left = find_pairs(evaluation_copy(qmodel).trace(*batches[0]), names)
@@ -186,18 +188,18 @@ def migrate(
 
 
 def held_out(batches: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tuple[Any, ...]], Sequence[tuple[Any, ...]]]:
-    """(what candidates are made from, what they are judged by): the last quarter; of one batch, the same."""
+    """(batches that make candidates, batches that judge them): the latter is the last quarter, or the single batch."""
     count = max(1, len(batches) // 4)
     return (batches[:-count], batches[-count:]) if len(batches) > 1 else (batches, batches)
 
 
 class _Together:
-    """Accepts the scales of one pair after the other, by the noise at the model's output with all that was accepted.
+    """Accepts one pair after the other, by the noise at the model's output together with all accepted pairs.
 
     The noise must fall on each of several groups of examples.
 
-    The error of a single layer does not tell what a pair does to the model. Its channels grow into a clip that other
-    inputs reach, or its weights lose more than its tensor gains.
+    The error of a single layer does not predict the effect on the model: channels may grow into a clip that other
+    inputs reach, or the weights may lose more than the tensor gains.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class _Together:
         self._noise = self._of(self._stream)
 
     def tried(self, search: "_Search", scale: np.ndarray) -> tuple[float, float] | None:
-        """The noise before and with the scales of a pair; None, and nothing changes, where it does not fall."""
+        """The noise before and with the scales of a pair; None, and no change, if it does not fall."""
         parameters, grids = dict(self._stream.parameters), dict(self._stream.grids)
         for path, axis, factors in touched(search.pair, scale):
             parameters[path] = multiplied(parameters[path], axis, factors)
@@ -250,7 +252,7 @@ def move(qmodel: QuantizedModel, pair: Pair, scale: np.ndarray) -> None:
 
 
 def touched(pair: Pair, scale: np.ndarray) -> list[tuple[str, int, np.ndarray]]:
-    """(parameter, axis, factors along it) of all that a pair's scales change."""
+    """(parameter, axis, factors along it) for everything that a pair's scales change."""
     found = [(made.path, made.axis, 1 / scale) for made in pair.made]
     for product in pair.read:
         axes = input_axis(product)
@@ -260,13 +262,13 @@ def touched(pair: Pair, scale: np.ndarray) -> list[tuple[str, int, np.ndarray]]:
 
 
 def multiplied(value: Any, axis: int, factors: np.ndarray) -> Any:
-    """A parameter times factors along an axis, in its own dtype."""
+    """A parameter times factors along an axis, in the parameter's dtype."""
     old = np.asarray(value, np.float64)
     return jnp.asarray(old * _along(factors, axis, old.shape), value.dtype)
 
 
 def _along(factors: np.ndarray, axis: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Factors [channels] to multiply a tensor with; a depthwise kernel has several filters for each channel."""
+    """Factors [channels] in the shape of a tensor; a depthwise kernel has several filters for each channel."""
     repeated = np.repeat(factors, shape[axis] // len(factors))
     return repeated.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
@@ -315,7 +317,7 @@ class _Search:
         return way, scale
 
     def grid(self, q: Quantizer, scale: np.ndarray) -> Grid:
-        """The numbers of the tensor's quantizer for the moved range."""
+        """The numbers of the tensor's quantizer for the new range."""
         low, high = (self._low / scale).min(), (self._high / scale).max()
         return grid_of(q, choose_qparams(np.float32(min(low, 0)), np.float32(max(high, 0)), q.spec))
 
@@ -337,13 +339,13 @@ class _Search:
         cap = self.pair.capped
         if cap is None:
             return scale
-        # Channels may grow up to the bound of the clip. Those that reach it keep their scale.
+        # Channels may grow up to the bound of the clip. Those that reach it do not change.
         scale = scale / scale.max()
         room = np.minimum(1.0, MARGIN * self._high / cap)
         return np.where(self._high < cap, np.clip(scale, np.maximum(room, 1e-4), 1.0), 1.0)
 
     def _error(self, scale: np.ndarray) -> float:
-        """Of all readers together, relative to their outputs."""
+        """The error of all readers together, relative to their outputs."""
         x = self._x / _along(scale, self._axis, self._x.shape).astype(np.float32)
         if self._spec is not None:
             q = Quantizer(self._spec, "static", self._x.shape[1:])
@@ -361,6 +363,6 @@ class _Search:
 
 
 def _sample(x: np.ndarray, batches: int) -> np.ndarray:
-    """The first examples of a batch, so that all batches together have a few; the product fits any number of them."""
+    """The first examples of a batch, such that all batches together have a few; the product accepts any number."""
     count = max(1, -(-8 // batches))
     return x[:count]

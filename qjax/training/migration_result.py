@@ -1,4 +1,4 @@
-"""The result of `equalize` and `smooth`: which scales moved, and what that brought."""
+"""The result of `equalize` and `smooth`: which factors moved, and what they improved."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,14 +10,12 @@ from qjax.training.caches import Units
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """One pair. before, after: the noise at the model's output (`Score`), without and with the scales that were taken.
+    """One pair. before, after: the noise at the model's output (`Score`) without and with the accepted scales.
 
     Attributes:
-      made: the parameters in front.
-      read: the weights behind.
+      made: the parameters that produce the tensor.
+      read: the weights that read it.
       way: the formula and its strength.
-      before, after: the noise.
-      spread: max s / min s.
     """
 
     made: tuple[str, ...]
@@ -33,11 +31,11 @@ class Migration:
     """The result of `equalize` and `smooth`; `str()` is a table.
 
     Attributes:
-      moved: the pairs whose scales were moved.
-      kept: how many pairs were better as they are.
+      moved: the pairs whose scales were changed.
+      kept: how many pairs were not changed, because no scale improved them.
       left: name of a weight -> why no scale can move through its layer's input; with a state, name of one of its arrays
         -> why it has no scales.
-      units: of the state, where one was given.
+      units: the units of the state, if one was given.
     """
 
     moved: tuple[Moved, ...]
@@ -46,7 +44,7 @@ class Migration:
     units: Units | None = None
 
     def state(self, state: Any) -> Any:
-        """A state of the float model as it was, such as a filled cache, in the units of the changed model.
+        """Convert a state of the original float model, such as a filled cache, to the units of the changed model.
 
         An empty cache of zeros is the same in both.
 

@@ -1,7 +1,7 @@
-"""A quantized model with no more bits than its codes need: what `LearnedBits.finish` returns.
+"""Narrows the quantizers of a model to the bits that its codes need: the result of `LearnedBits.finish`.
 
-A tensor that does without its k lowest bits gets a step 2^k times as large and k bits less. A weight also gets rid of
-the highest bits that no code of it uses.
+A tensor that drops its k lowest bits gets a step that is 2^k times as large, and k bits less. A weight also loses the
+highest bits that none of its codes uses.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from qjax.training.widths import replace_quantizers
 def narrowed(
     qmodel: QuantizedModel, weights: Mapping[str, Quantized], activations: Mapping[str, int]
 ) -> QuantizedModel:
-    """A copy of the model in which nothing has more bits than it needs.
+    """Copy the model such that nothing has more bits than it needs.
 
     Args:
-      qmodel: stays as it is.
-      weights: name -> the codes that a weight shall have.
-      activations: name -> how many of the lowest bits a tensor does without.
+      qmodel: the model; it is not changed.
+      weights: name -> the codes that a weight must have.
+      activations: name -> how many of the lowest bits a tensor drops.
     """
     made = nnx.clone(qmodel)
     changed: dict[str, tuple[Quantizer, QParams]] = {}
@@ -49,12 +49,12 @@ def narrowed(
 
 
 def _narrow(quantizer: Quantizer, scale: np.ndarray, bits: int) -> tuple[Quantizer, QParams]:
-    """A quantizer of so many bits with exactly this scale."""
+    """A quantizer with that many bits and exactly this scale."""
     spec = quantizer.spec.replace(bits=bits)
     moved = QParams(jnp.asarray(scale), jnp.zeros(scale.shape, jnp.int32), spec)
     own = dataclasses.replace(quantizer, spec=spec)
     if not np.array_equal(_scale(own, moved), scale):
-        # The method's parameters cannot say this scale to the bit, as a logarithm cannot.
+        # The parameters of the method, such as a logarithm, cannot represent this scale bit for bit.
         own = dataclasses.replace(own, method="static")
     return own, moved
 

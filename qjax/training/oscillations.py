@@ -1,4 +1,4 @@
-"""Weights that oscillate between two codes, after Nagel et al. 2022 (arXiv 2203.11086).
+"""Finds weights that oscillate between two codes, after Nagel et al. 2022 (arXiv 2203.11086), and freezes them.
 
 The straight-through gradient of a weight is evaluated at its code, not at the weight. If the optimum lies between two
 codes, the gradient pushes the weight up at the lower code and down at the upper one, so it crosses the boundary again
@@ -18,16 +18,16 @@ from qjax.model.quantized_model import QuantizedModel
 from qjax.training.weights import codes_of, parameters, set_codes, weights_of
 
 Arrays = dict[str, jax.Array]
-"""Name of a weight -> an array of its shape."""
+"""Name of a weight -> an array of the weight's shape."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Oscillations:
-    """How often each weight's code changes back: a pytree, so it passes through `jit` beside the model.
+    """How often each weight's code reverses: a pytree, so it passes through `jit` together with the model.
 
-    A code oscillates at a step if it changes, against the direction of its last change. Its frequency is the
-    exponential moving average of that, `f = m * o + (1 - m) * f`, starting from 0.
+    A code oscillates at a step if it changes against the direction of its last change. Its frequency is the exponential
+    moving average of these events, `f = m * o + (1 - m) * f`, starting from 0.
 
     Attributes:
       codes: int32, as of the last update.
@@ -36,7 +36,7 @@ class Oscillations:
       average: float32, the moving average of the codes.
       frozen: bool.
       held: int32, the codes of frozen weights.
-      momentum: m; the paper's implementation takes 0.01, a memory of 100 steps.
+      momentum: m; the paper's implementation uses 0.01, a memory of 100 steps.
     """
 
     codes: Arrays
@@ -51,11 +51,11 @@ class Oscillations:
     def start(
         cls, qmodel: QuantizedModel, sample: Any, *, max_bits: int = 16, momentum: float = 0.01
     ) -> "Oscillations":
-        """Follow every weight that `weights_of` names.
+        """Start to follow every weight that `weights_of` names.
 
         Args:
           sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
-          max_bits: leave out weights of more bits; the paper follows those of at most 4.
+          max_bits: weights with more bits are left out; the paper follows those of at most 4.
 
         Raises:
           ValueError: the model has no such weight.
@@ -72,7 +72,7 @@ class Oscillations:
 
     @classmethod
     def of(cls, codes: Mapping[str, Any], *, momentum: float = 0.01) -> "Oscillations":
-        """Follow these codes, integers of any shape; for weights that are no model's, go on with `advance`."""
+        """Follow these codes, integers of any shape; for weights that belong to no model, continue with `advance`."""
         if not 0 < momentum < 1:
             raise ValueError(f"Oscillations: expected a momentum between 0 and 1, got {momentum}.")
         now = {name: jnp.asarray(c).astype(jnp.int32) for name, c in codes.items()}
@@ -87,15 +87,15 @@ class Oscillations:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The weights that are followed."""
+        """The names of the weights that are followed."""
         return tuple(self.codes)
 
     def update(self, qmodel: QuantizedModel) -> "Oscillations":
-        """After a step of the optimizer: what has become of the codes. The model is only read."""
+        """Record how the codes changed in a step of the optimizer; the model is only read."""
         return self.advance(codes_of(qmodel, self.names))
 
     def advance(self, codes: Mapping[str, Any]) -> "Oscillations":
-        """The same for given codes; frozen weights count as unchanged."""
+        """Record given codes instead of a model's; frozen weights count as unchanged."""
         m = np.float32(self.momentum)
         found: dict[str, Arrays] = {key: {} for key in ("codes", "direction", "frequency", "average")}
         for name, before in self.codes.items():
@@ -109,16 +109,17 @@ class Oscillations:
         return dataclasses.replace(self, **found)
 
     def freeze(self, qmodel: QuantizedModel, threshold: Any) -> "Oscillations":
-        """Hold every weight whose frequency exceeds `threshold`, and put all held weights back on their codes.
+        """Freeze every weight whose frequency exceeds `threshold`, and put all frozen weights back on their codes.
 
-        A weight is held from then on at its average code, rounded. Its scale may go on learning: the real weight is
-        set to `code * scale` under the present one. Call it after every step of the optimizer, behind `update`, so
-        that no forward pass sees what the step did to held weights. Changes the model; works under `nnx.jit`.
+        From then on a weight is held at its average code, rounded. Its scale may go on learning, because the float
+        weight is set to `code * scale` under the present one. Call it after every step of the optimizer and after
+        `update`, so that no forward pass sees how the step changed frozen weights. It changes the model, and works
+        under `nnx.jit`.
 
         Args:
           threshold: per step, between 0 and 1; a number or a traced scalar, so that it can be annealed. The paper's
-            schedules fall from 0.04 or above to about 0.01; below 3 * momentum a single turn may be enough. Infinity
-            holds no more weights than are held already.
+            schedules fall from 0.04 or above to about 0.01; below 3 * momentum a single reversal may be enough. With
+            infinity no further weight is frozen.
         """
         frozen, held, codes = dict(self.frozen), dict(self.held), dict(self.codes)
         for name, frequency in self.frequency.items():
@@ -135,12 +136,12 @@ class Oscillations:
     def share(self, threshold: float = 0.005) -> jax.Array:
         """float32 scalar: the share of all weights whose frequency exceeds `threshold` per step.
 
-        Held weights do not change and do not count, though their moving average takes time to fall.
+        Frozen weights do not change and do not count, though their moving average takes time to fall.
         """
         return self._share({name: (f > threshold) & ~self.frozen[name] for name, f in self.frequency.items()})
 
     def share_frozen(self) -> jax.Array:
-        """float32 scalar: the share of all weights that are held."""
+        """float32 scalar: the share of all weights that are frozen."""
         return self._share(self.frozen)
 
     def _share(self, which: Arrays) -> jax.Array:

@@ -1,16 +1,16 @@
-"""Pairs of layers between which a scale can move: what makes a tensor, and what reads it, channel by channel.
+"""Finds pairs of layers between which a scale can move: the producer of a tensor, and its readers, channel by channel.
 
-Dividing channel c of a tensor by s_c and multiplying what reads it there by s_c changes no result. A pair is found in
-the annotated program, whatever its layers are called:
+Dividing channel c of a tensor by s_c and multiplying whatever reads it there by s_c changes no result. Pairs are found
+in the annotated program, whatever the layers are called:
 
-- made: the parameters that scale each channel of the tensor by itself. These are the scale and bias of a norm or batch
-  norm, or the kernel and bias of a dense layer or convolution. Only operations that
-  commute with a positive factor may lie between them and the tensor: relu, leaky relu, reshapes of other axes, casts.
+- made: the parameters that scale each channel of the tensor separately. These are the scale and bias of a norm or batch
+  norm, or the kernel and bias of a dense layer or convolution. Only operations that commute with a positive factor may
+  lie between them and the tensor: relu, leaky relu, reshapes of other axes, casts.
 - read: dense layers and convolutions only, each with a kernel that is a parameter of the model. A depthwise convolution
-  has filters of its own for each channel.
+  has separate filters for each channel.
 
 A tensor that a residual addition also reads belongs to no pair. A clip at 6 (relu6) commutes with a factor only below
-6. Such a pair is `capped`: a channel may grow only so far that the calibration data stay below the clip.
+6. Such a pair is `capped`: a channel may grow only as long as the calibration data stay below the clip.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ class Made:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """name: of the first reader's weight. quantizer: of the tensor between, None where it has none. channels: how many.
+    """name: of the first reader's weight. quantizer: of the tensor between, or None. channels: how many.
 
-    made: the parameters in front. read: the layers behind. norm: whether a norm makes the tensor. capped: the bound of
-    a clip between, or None.
+    made: the parameters that produce the tensor. read: the layers that read it. norm: whether a norm produces it.
+    capped: the bound of a clip between, or None.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Pair:
 
 
 def input_axis(product: Product) -> tuple[int, int] | None:
-    """(axis of the data, axis of the weight) of a layer's input channels, None where there is not exactly one."""
+    """(axis of the data, axis of the weight) of a layer's input channels; None unless there is exactly one."""
     eqn, weight = product.equation, product.weight
     numbers = eqn.params["dimension_numbers"]
     if eqn.primitive == "dot_general":
@@ -67,12 +67,12 @@ def input_axis(product: Product) -> tuple[int, int] | None:
     if groups == 1:
         return int(numbers.lhs_spec[1]), int(numbers.rhs_spec[1])
     channels = shape[0][numbers.lhs_spec[1]]
-    # With one channel per group, the filters lie along the axis of the outputs.
+    # With one channel per group, the filters lie along the output axis.
     return (int(numbers.lhs_spec[1]), int(numbers.rhs_spec[0])) if groups == channels else None
 
 
 def find_pairs(call: Call, names: tuple[str, ...]) -> tuple[list[Pair], dict[str, str]]:
-    """The pairs in the order of execution, and name of a layer's weight -> why its input is in none.
+    """The pairs in the order of execution, and for other layers: name of the weight -> why its input is in no pair.
 
     names: the weights that are unchanged parameters.
     """
@@ -107,7 +107,7 @@ class _Finder:
         self._outputs = set(traced.program.outputs)
 
     def pair(self, value: Value, products: Sequence[Product]) -> Pair | str:
-        """What may move a scale over a tensor, or why nothing may."""
+        """The pair that can move a scale over a tensor, or why none can."""
         axes = [input_axis(product) for product in products]
         if len(self._readers[value]) != len(products):
             return "other operations read its input, such as a residual addition"

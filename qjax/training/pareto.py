@@ -1,4 +1,4 @@
-"""The models of one training that no other of them beats: at least as good for less, or better."""
+"""Collects the Pareto-optimal models of a training run: those that no other model beats in both cost and score."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ class Point:
     """One model.
 
     Attributes:
-      cost: what it takes, such as its EBOPs; less is better.
-      score: how good it is, such as its accuracy; more is better.
+      cost: for example its EBOPs; less is better.
+      score: for example its accuracy; more is better.
       model: the quantized model.
     """
 
@@ -23,7 +23,7 @@ class Point:
 
 
 class ParetoFront:
-    """Keeps the models of a training that are not beaten; `str()` is a table, the cheapest first.
+    """Collects the models of a training run that are not beaten; `str()` is a table, cheapest first.
 
     Examples:
       >>> import qjax
@@ -36,13 +36,13 @@ class ParetoFront:
         self.points: tuple[Point, ...] = ()
 
     def add(self, cost: float, score: float, model: QuantizedModel) -> bool:
-        """Keep a model, unless a known one is at least as good for at most its cost. What it beats is dropped.
+        """Add a model, unless a known one is at least as good at no higher cost. Models that it beats are dropped.
 
         Returns:
-          Whether it was kept.
+          Whether it was added.
 
         Raises:
-          ValueError: a number that is not finite.
+          ValueError: a number is not finite.
         """
         for name, value in (("cost", cost), ("score", score)):
             if not math.isfinite(value):
@@ -54,10 +54,10 @@ class ParetoFront:
         return True
 
     def within(self, cost: float) -> Point:
-        """The best model that takes at most this.
+        """The best model with at most this cost.
 
         Raises:
-          ValueError: none does; the message names the cheapest.
+          ValueError: there is none; the message names the cheapest.
         """
         found = [point for point in self.points if point.cost <= cost]
         if not found:

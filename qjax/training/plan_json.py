@@ -1,4 +1,4 @@
-"""A plan of quantizers, and the form of a sample, as values that JSON holds: for files of Keras models."""
+"""Converts a plan of quantizers, and the structure of a sample, to JSON values for the files of Keras models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _OBSERVERS = tuple(type(calibration.get(name)) for name in calibration.names() i
 _CLASSES = {
     cls.__name__: cls for cls in (Plan, Product, Quantizer, QSpec, Dynamic, WeightFormat, Integers, *_OBSERVERS)
 }
-"""The only classes that a file may name; reading creates no others."""
+"""The only classes that a file may name; reading creates no objects of other classes."""
 
 
 def encode(value: Any) -> Any:
-    """A value of a plan or a sample for `json`. Of arrays only shape and dtype are kept.
+    """Convert a value of a plan or a sample for `json`. Of arrays only shape and dtype are stored.
 
     Raises:
-      TypeError: a class of the user's own, such as an observer with a function.
+      TypeError: the value has a class of the user's own, such as an observer with a function.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -52,10 +52,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given; arrays are zeros.
+    """Undo `encode`; arrays become zeros.
 
     Raises:
-      ValueError: something that `encode` does not write.
+      ValueError: the value is not one that `encode` writes.
     """
     if not isinstance(value, dict):
         return value

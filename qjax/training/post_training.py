@@ -1,7 +1,7 @@
 """Post-training quantization in one call: several steps, each measured, and undone if it does not help.
 
-A step changes parameters, scales or widths of the fake-quantized model, never its arithmetic. So the graph that
-`convert` makes is exact as always.
+A step changes parameters, scales or bit widths of the fake-quantized model, but never its arithmetic, so the graph that
+`convert` makes is as exact as ever.
 """
 
 import itertools
@@ -44,34 +44,35 @@ def post_training(
     state: Asked | None = None,
     progress: bool | None = None,
 ) -> QuantizedModel:
-    """Quantize a float model without training it, as accurately as calibration data allow.
+    """Quantize a float model without training, as accurately as the calibration data allow.
 
-    Quantizes and calibrates as `qjax.quantize` and `qjax.calibrate` do, then takes one step after another (see `STEPS`
-    and docs/accuracy.md). A part of the batches is held out: after each step the model is judged on it, and a step that
-    made it worse is taken back. The report, `qmodel.post_training_report`, says what each step brought, and why one was
-    taken back. Where the result is not better than plain calibration by the model's true forward, plain calibration is
-    returned. The model is in evaluation mode.
+    It quantizes and calibrates as `qjax.quantize` and `qjax.calibrate` do, and then takes one step after another (see
+    `STEPS` and docs/accuracy.md). Some of the batches are held out. The model is judged on them after each step, and a
+    step that made it worse is undone. The report, `qmodel.post_training_report`, lists what each step achieved, and why
+    it was undone. If the result's true forward is not better than that of plain calibration, the plainly calibrated
+    model is returned. The model is in evaluation mode.
 
     Args:
       model: the float model; it is not changed.
       recipe: as for `quantize`. Single weights and activations may get more bits (step "precision", see
         `qjax.training.widen`).
-      batches: calibration data, kept in memory: a list of arrays, or of tuples of the call's arguments; with `inputs`,
-        of anything. A few hundred examples are enough. The last quarter is held out; of one batch, its last examples.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
-      loss, metric: `(output, batch) -> number`, a mean over the batch; the metric is better where it is greater. A step
-        is judged by the loss if there is one, else by the metric where that moves by more than one example, else by the
+      batches: calibration data, which stay in memory: a list of arrays, or of tuples of the call's arguments; with
+        `inputs`, a list of anything. A few hundred examples are enough. The last quarter is held out; of a single
+        batch, its last examples.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
+      loss, metric: `(output, batch) -> number`, a mean over the batch; a greater metric is better. A step is judged by
+        the loss if there is one, otherwise by the metric if that changes by more than one example, otherwise by the
         noise of the outputs.
       effort: "fast" calibrates, widens and corrects biases; "standard" takes every step that runs in a few minutes for
         ten million parameters on two cores; "thorough" adds the slow ones.
-      steps: names out of `STEPS` instead, taken in the order of `STEPS`.
-      state: as for `convert`, a cache: the step "equalize" moves scales between it and the weights, see
+      steps: names from `STEPS` instead, which are taken in the order of `STEPS`.
+      state: as for `convert`, a cache: the step "equalize" moves factors between it and the weights, see
         `qjax.training.equalize`. The result may hold its cache in other units. Noise is then that of all other outputs.
-      progress: show progress bars on stderr; None shows them on a terminal.
+      progress: whether to show progress on stderr; None shows it on a terminal only.
 
     Raises:
-      ValueError: no batch, NaN among data, parameters or outputs, a step that does not exist or that the target does
-        not allow, no such state, a loss or metric that is no number.
+      ValueError: there is no batch; data, parameters or outputs hold NaN; a step does not exist or the target does not
+        allow it; there is no such state; a loss or metric is not a number.
     """
     names = _chosen(steps, effort)
     if not isinstance(recipe, Recipe):
@@ -83,7 +84,7 @@ def post_training(
     if steps is not None and "precision" in steps and fixed:
         raise ValueError(
             f"post_training: step 'precision' mixes tensors of 8 and 16 bits, which the kernels of target "
-            f"{target.name!r} do not take. Leave it out, or give all activations 16 bits."
+            f"{target.name!r} do not support. Leave it out, or give all activations 16 bits."
         )
     started = time.perf_counter()
     everything = list(Batches(batches, inputs, "post_training"))
@@ -110,13 +111,13 @@ def post_training(
                 said, details = step(work)
             except Skipped as reason:
                 if retry:
-                    break  # the row of the first try says what happened
+                    break  # the row of the first attempt describes what happened
                 rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
                 break
             score = judge.simulated(work.walk, work.qmodel, work.units)
             unseen, work.unseen = work.unseen, None
             kept = judge.better(score, best, unseen)
-            # A step may grow sums beyond int32. A model that converted before it must convert after it.
+            # A step may grow sums beyond int32, but a model that converted before it must still convert.
             refused = _obstacle(work.qmodel, fit[0][1]) if kept and converts else None
             if not kept or refused is not None:
                 why = judge.why(score, best, unseen) if refused is None else f"convert would refuse it: {refused}"
@@ -127,8 +128,8 @@ def post_training(
                 break
 
     final = judge.true(work.qmodel, work.units)
-    # The search uses a score that leaves some roundings out. If the final score is no better than plain calibration's
-    # score of that kind, compare the true scores.
+    # The search uses a score that leaves some roundings out. If that score is no better in the end than plain
+    # calibration's, compare the scores of the true forward.
     if any(row.kept for row in rows[1:]) and not judge.better(final, rows[0].score):
         first = judge.true(plain)
         if not judge.better(final, first):
@@ -151,7 +152,7 @@ def post_training(
 
 
 def _obstacle(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str | None:
-    """Why `convert` refuses the model, by itself or by the rules of the recipe's profile; None where it does not."""
+    """Why `convert` refuses the model, by itself or by the rules of the recipe's profile; None if it does not."""
     try:
         convert(qmodel, args)
     except (ConversionError, ProfileError) as error:
@@ -184,12 +185,12 @@ def _check_finite(batches: Sequence[Batch]) -> None:
                 if bad:
                     raise ValueError(
                         f"post_training: expected finite calibration data, got {bad} NaN or infinite numbers of "
-                        f"{leaf.size} in batch {index}. Take them out, or find what made them."
+                        f"{leaf.size} in batch {index}. Remove them, or find what produced them."
                     )
 
 
 def split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], list[Batch], bool]:
-    """(what the steps look at, what is held out, whether that is the same)."""
+    """(batches for the steps, held-out batches, whether these are the same)."""
     if len(batches) > 1:
         count = max(1, len(batches) // 4)
         return batches[:-count], batches[-count:], False
@@ -197,7 +198,7 @@ def split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], lis
     size = size_of(args)
     if size < 2:
         return batches, batches, True
-    # Equal quarters have one shape, which compiles once, and ranges of three batches can be judged by each other.
+    # Equal quarters have one shape, which compiles once, and the ranges of three of them can be judged on the fourth.
     ends = [size * k // 4 for k in range(5)] if size % 4 == 0 else [0, size - max(1, size // 4), size]
     parts: list[Batch] = []
     for rows in itertools.starmap(slice, itertools.pairwise(ends)):

@@ -1,9 +1,9 @@
-"""More bits where they pay: a few tensors cost a network most of its accuracy.
+"""Gives more bits to the few tensors that cost a network most of its accuracy.
 
 - Activations: the scale of a tensor must cover its greatest number. In the residual stream of a transformer a few
   channels are a hundred times as great as the others, so 256 codes leave almost none for the rest. Bondarenko et al.
   2021 (arXiv 2109.12948) keep those tensors in 16 bits.
-- Weights: the first layers of a depthwise CNN hold a thousandth of its bytes and cause half of the noise.
+- Weights: the first layers of a depthwise CNN hold a thousandth of its bytes but cause half of the noise.
 
 Both are found by measuring what each quantizer alone does to the model's output.
 """
@@ -23,25 +23,25 @@ from qjax.training.weights import weights_of
 from qjax.training.widths import kinds_of, set_bits
 
 SHARE = 1.0
-"""How many times the average share of the noise a tensor must bring to be worth more bits."""
+"""The least noise of a tensor that is worth more bits, as a multiple of the average."""
 
 STEP = 4
-"""By how many bits more than 8 grow at a time: 24 dB. The sums of a product have room for some only."""
+"""The step by which widths above 8 bits grow: 24 dB. The sums of a product have room for a few bits only."""
 
 MOST, MORE = 0.2, 1.5
-"""The budgets of `widen`: a share of the tensors, and bits for each weight on average."""
+"""The budgets of `widen`: the share of tensors, and the additional bits per weight on average."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wider:
-    """One tensor.
+    """One tensor that got more bits.
 
     Attributes:
       name: of its quantizer.
       kind: "weight" or "activation".
       before: its bits before.
       bits: its bits now.
-      noise: what it alone did to the model's output before, as in `Score`.
+      noise: its noise alone at the model's output before, as in `Score`.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Precision:
     """The result of `widen`; `str()` is a table.
 
     Attributes:
-      tensors: those that have more bits now, the costliest first.
+      tensors: those that have more bits now, costliest first.
       quantizers: how many the model has.
-      weights, rest: the noise of the weights and of the activations that stay, summed.
+      weights, rest: the summed noise of the weights and of the activations that did not change.
       bytes: of all weights, before and now.
-      left: name -> why a costly tensor stays as it is.
+      left: name -> why a costly tensor was not changed.
     """
 
     tensors: tuple[Wider, ...]
@@ -92,25 +92,26 @@ def widen(
 ) -> Precision:
     """Give weights and activations more bits where that is worth it, in `qmodel` itself.
 
-    Each quantizer's noise at the model's output is measured with it alone switched on. A tensor may get more bits if it
-    brings more than the average share of the noise that is left. First comes what takes most noise away for its part of
-    the budget. Fewer than 8 bits become 8, then 12, then 16, as far as the sums stay within int32.
+    The noise of each quantizer at the model's output is measured with it alone switched on. A tensor may get more bits
+    if it causes more than the average share of the remaining noise. The tensor that removes most noise for its share of
+    the budget comes first. Fewer than 8 bits become 8, then 12, then 16, as far as the sums stay within int32.
 
     Args:
       qmodel: the quantized model; it is changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters are the float model's; None is `qmodel` as it is.
-      activations: the budget: the share of all quantizers of the model that may be activations with more bits. 0 where
-        the target's kernels take activations of one width.
-      weights: the budget: how many more bits of memory a weight may take on average.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      activations: the budget: the share of all quantizers of the model that may be activations with more bits. 0 if the
+        target's kernels support activations of one width only.
+      weights: the budget: how many additional bits of memory a weight may take on average.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Returns:
-      What has more bits now, and why other costly tensors have not.
+      The tensors that have more bits now, and why other costly tensors have not.
 
     Raises:
-      ValueError: no batch; a budget below 0.
+      ValueError: there is no batch, or a budget is below 0.
     """
     check_quantized(qmodel, "widen")
     for name, value in (("activations", activations), ("weights", weights)):
@@ -132,7 +133,7 @@ def choose(
     solved: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Precision:
-    """`widen` along a walk that is compiled already; solved: with the weights and biases as `gptq` will choose them."""
+    """`widen` along a walk that has been compiled already; solved: with the weights and biases `gptq` will choose."""
     space = _Space(qmodel, batches[0], activations, weights)
     reals, grids, rounded = Stream.of(reference, quantized=False), grids_of(qmodel), dict[str, dict[str, Any]]()
     if solved is not None:
@@ -156,7 +157,7 @@ def choose(
 
 
 class _Space:
-    """What may be widened, and what that costs."""
+    """The tensors that may be widened, and their costs."""
 
     def __init__(self, qmodel: QuantizedModel, args: tuple[Any, ...], activations: float, weights: float) -> None:
         target = target_of(qmodel.plan.target)
@@ -177,7 +178,7 @@ class _Space:
         return sum(-(-count * stored(bits[name]) // 8) for name, count in self._numbers.items())
 
     def chosen(self, noise: Mapping[str, float]) -> tuple[dict[str, int], dict[str, float], dict[str, str]]:
-        """(name -> bits, the noise that is left, why others stay)."""
+        """(name -> bits, the remaining noise, why others do not change)."""
         rest, bits, left = dict(noise), dict[str, int](), dict[str, str]()
         while True:
             total, best = sum(rest.values()), (0.0, "", 0)
@@ -197,7 +198,7 @@ class _Space:
             bits[name] = width
 
     def _grown(self, bits: dict[str, int], noise: Mapping[str, float]) -> dict[str, int]:
-        """What is stored in 16 bits anyway uses all of them where sums allow it, the costliest tensors first."""
+        """Use all 16 bits of what is stored in 16 bits anyway, as far as sums allow it, costliest tensors first."""
         for name in sorted(bits, key=lambda name: -noise[name]):
             if bits[name] > 8:
                 room = room_of(self._sums, name, {n: width - self.bits[n] for n, width in bits.items()})
@@ -232,7 +233,7 @@ class _Space:
 
 
 def stored(bits: int) -> int:
-    """How many bits a code takes in memory."""
+    """How many bits a code occupies in memory."""
     return 4 if bits <= 4 else 8 if bits <= 8 else 16
 
 

@@ -1,4 +1,4 @@
-"""The dense layers and convolutions of a quantized model, each as a function: its product, without bias or activation.
+"""Finds the dense layers and convolutions of a quantized model, each as a function without bias and activation.
 
 Learned rounding, GPTQ and bias correction need a layer's product without bias, batch norm and activation, and the
 parameter that shifts the product's channels.
@@ -18,10 +18,10 @@ from qjax.tracing import Equation, Value
 class Product:
     """One dense layer or convolution whose weight is an unchanged parameter.
 
-    name: of the weight's quantizer. equation: the product. weight: the index of that operand; the other is the data.
-    channels: (axis of the output, axis of the weight) for the axes that both have. shift: name of the parameter that
-    is added to each output channel, or of the running mean that is subtracted; None where there is neither.
-    adds: which of the two.
+    name: of the weight's quantizer. equation: the product. weight: the operand index of the weight; the other is data.
+    channels: (axis of the output, axis of the weight) for the axes that both have. shift: the name of the parameter
+    that is added to each output channel, or of the running mean that is subtracted; None if there is neither. adds:
+    which of the two.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Product:
         return self.equation.bind(*((w, x) if self.weight == 0 else (x, w)))[0]
 
     def summed(self, y: jax.Array) -> jax.Array:
-        """An output summed over all that is no channel, laid out to broadcast against the weight."""
+        """An output summed over all axes but channels, laid out to broadcast against the weight."""
         pairs = sorted(self.channels)
         kept = jnp.sum(y, axis=tuple(axis for axis in range(y.ndim) if axis not in dict(pairs)))
         order = sorted(range(len(pairs)), key=lambda i: pairs[i][1])
@@ -45,13 +45,13 @@ class Product:
         return kept.transpose(order).reshape([size if axis in axes else 1 for axis, size in enumerate(shape)])
 
     def means(self, y: jax.Array) -> jax.Array:
-        """[channels] of an output with one axis of channels: the mean over all else."""
+        """[channels]: the mean over all other axes, for an output with one axis of channels."""
         ((channel, _),) = self.channels
         return jnp.mean(y, axis=tuple(axis for axis in range(y.ndim) if axis != channel))
 
 
 def find_products(call: Call, names: tuple[str, ...]) -> tuple[list[Product], dict[str, str]]:
-    """The products, and why other weights are none."""
+    """The products, and for other weights the reason why they have none."""
     traced, annotation = call.traced, call.annotation
     program = traced.program
     own = zip(program.inputs, traced.names, traced.constant, strict=True)
@@ -81,7 +81,7 @@ def find_products(call: Call, names: tuple[str, ...]) -> tuple[list[Product], di
 def _shift(
     equations: tuple[Equation, ...], eqn: Equation, channels: tuple[tuple[int, int], ...], path_of: dict[Value, str]
 ) -> tuple[str | None, bool]:
-    """The parameter behind a product that moves its channels one by one, and whether it is a bias, which is added."""
+    """The parameter that shifts each channel after a product, and whether it is a bias, which is added."""
     (value,), rank = eqn.outputs, len(eqn.out_shapes[0])
     if len(channels) != 1 or channels[0][0] != rank - 1:
         return None, True

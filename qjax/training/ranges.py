@@ -1,14 +1,14 @@
-"""Ranges of activations by what they do to the model's output.
+"""Chooses ranges of activations by the noise that they cause at the model's output.
 
-An observer sees one tensor. Its exact range never clips, and its least squared error counts all numbers alike. What
-the model makes of a tensor is another matter: an outlier that a softmax or a relu ignores may be clipped, and one that
-carries the output may not. So each quantizer of activations is switched on alone, with a few scales around its present
-one, and the scale with the least noise at the model's output is kept. LAPQ (Nahshan et al. 2019, arXiv 1911.07190) and
-PTQ4ViT (Yuan et al. 2022, arXiv 2111.12293) choose scales by the loss and by the output in the same spirit.
+An observer sees one tensor. Its exact range never clips, and its least squared error weighs all numbers equally. What
+the model makes of a tensor is another matter: an outlier that a softmax or a ReLU ignores may be clipped, but one that
+carries the output may not. So each quantizer of activations is switched on alone, with several scales around its
+present one, and the scale with the least noise at the model's output wins. LAPQ (Nahshan et al. 2019, arXiv 1911.07190)
+and PTQ4ViT (Yuan et al. 2022, arXiv 2111.12293) choose scales by the loss and by the output in the same spirit.
 
-On the data that gave a range, nothing is clipped, so no wider range would ever look better. New inputs do leave it. So
-each batch is judged with the range of all other batches (leave-one-out cross-validation; Stone 1974, JRSS B 36). What
-helps there is a factor, and the present scale is multiplied by it.
+The data that determined a range are never clipped by it, so no wider range would look better on them, but new inputs do
+exceed it. Each batch is therefore judged with the range of all other batches (leave-one-out cross-validation; Stone
+1974, JRSS B 36). The result is a factor by which the present scale is multiplied.
 """
 
 import dataclasses
@@ -25,23 +25,23 @@ from qjax.training.noise import noise_of
 from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams, switched
 
 FACTORS = ((0.84, 0.7, 0.59, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03), (1.1, 1.25, 1.5, 2.0))
-"""Of the present scale: narrower ones, and wider ones. Each list is followed for as long as the noise falls."""
+"""Factors on the present scale: narrower ones, and wider ones. Each list is followed as long as the noise falls."""
 
 SHARE = 0.1
-"""Quantizers with less than this part of the average noise stay as they are."""
+"""Quantizers with less than this fraction of the average noise are not changed."""
 
 GAIN = 0.97
-"""A scale is changed only if the noise falls below this part of its earlier value."""
+"""A scale is changed only if the noise falls below this fraction of its earlier value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranged:
-    """One tensor.
+    """One tensor whose range changed.
 
     Attributes:
       name: of its quantizer.
-      factor: of its scale.
-      before, after: what it alone did to the model's output, as in `Score`, on batches that its range left out.
+      factor: on its scale.
+      before, after: its noise alone at the model's output, as in `Score`, on batches that its range left out.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Ranges:
     """The result of `output_ranges`; `str()` is a table.
 
     Attributes:
-      tensors: those that changed, the one with the greatest gain first.
+      tensors: those that changed, greatest gain first.
       quantizers: how many were tried.
       before, after: noise of the model's output with all quantizers of activations, as in `Score`, on batches that the
-        ranges left out; of a single batch, on that one.
+        ranges left out; for a single batch, on that one.
     """
 
     tensors: tuple[Ranged, ...]
@@ -80,20 +80,21 @@ def output_ranges(
     reference: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Ranges:
-    """Choose the scales of activations for the least noise at the model's output, in `qmodel` itself.
+    """Choose the scales of activations that cause the least noise at the model's output, in `qmodel` itself.
 
-    Zero points stay, so both ends of a range move by one factor. Each batch is judged with the ranges of all others, so
-    inputs that leave the calibrated range count. A single batch is judged with its own range.
+    Zero points do not change, so both ends of a range move by one factor. Each batch is judged with the ranges of all
+    others, so that inputs beyond the calibrated range count. A single batch is judged with its own range.
 
     Args:
       qmodel: the quantized model; it is changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters are the float model's; None is `qmodel` as it is.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch.
+      ValueError: there is no batch.
     """
     check_quantized(qmodel, "output_ranges")
     kept = list(Batches(batches, inputs, "output_ranges").arguments())
@@ -110,9 +111,9 @@ def choose(
     *,
     progress: bool | None = None,
 ) -> Ranges:
-    """`output_ranges` along a walk that is compiled already, judged on some of the batches `seen`, the first ones.
+    """`output_ranges` along a walk that has been compiled already, judged on the first few of the batches `seen`.
 
-    held: batches that gave no range. They count in `Ranges.before` and `after` alone.
+    held: batches that determined no range. They count only in `Ranges.before` and `after`.
     """
     kinds = {name: detail[0] for name, detail in qmodel.plan.details}
     reals, known = Stream.of(reference, quantized=False), grids_of(qmodel)
@@ -141,7 +142,7 @@ def choose(
     changed = [Ranged(n, factor, before[n], noise) for n, (factor, noise) in best.items() if noise < GAIN * before[n]]
     changed.sort(key=lambda t: t.after - t.before)
 
-    # With the weights off: GPTQ chooses codes of weights anew, and few bits would hide what a range does.
+    # With the weights off, because GPTQ chooses their codes again later, and few bits would hide the effect of a range.
     others = {name: grid for name, grid in switched(known, ()).items() if kinds[name] == "weight"}
 
     def together(factors: Mapping[str, float], batches: Sequence[Arguments], folds: Sequence[dict[str, Grid]]) -> float:
@@ -169,9 +170,9 @@ def choose(
 def left_out(
     qmodel: QuantizedModel, walk: Walk, reals: Stream, names: Sequence[str], count: int, seen: Sequence[Arguments]
 ) -> list[dict[str, Grid]]:
-    """For each of the first `count` batches the numbers of all quantizers as the other batches alone would give them.
+    """For each of the first `count` batches, the numbers that all quantizers would have from the other batches alone.
 
-    An end of a range shrinks as the least or the greatest number does without the batch. So it is for any observer.
+    An end of a range shrinks as the least or the greatest number does without the batch, whatever the observer.
     """
     known = grids_of(qmodel)
     if len(seen) < 2:
@@ -199,7 +200,7 @@ def _reach(ends: Iterable[Ends]) -> Ends:
 
 
 def _shrunk(grid: Grid, others: Ends, every: Ends, *, symmetric: bool) -> Grid:
-    """The grid of a range whose ends shrink as `every` does to `others`."""
+    """The grid of a range whose ends shrink in the ratio of `others` to `every`."""
     below, above = (np.where(b > 0, a / np.where(b > 0, b, 1.0), 1.0) for a, b in zip(others, every, strict=True))
     scale, low, high = (np.asarray(grid[key], np.float32) for key in ("scale", "low", "high"))
     if symmetric:
@@ -208,7 +209,7 @@ def _shrunk(grid: Grid, others: Ends, every: Ends, *, symmetric: bool) -> Grid:
         return _scaled(grid, np.where(whole > 0, kept / np.where(whole > 0, whole, 1.0), 1.0))
     steps = high - low
     new = (high * above - low * below) * scale / steps
-    # A tensor of zeros in all other batches would have no range.
+    # A tensor that is zero in all other batches would have no range.
     new = np.where(new > 0, new, scale).astype(np.float32)
     least = np.clip(np.round(low * below * scale / new), -steps, 0.0).astype(np.float32)
     return {**grid, "scale": new, "low": least, "high": least + steps}

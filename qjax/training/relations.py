@@ -1,11 +1,11 @@
-"""How the labels of an equation's tensors are related, one function for each operation (see `symmetries`).
+"""Relates the labels of an equation's tensors, with one function for each operation (see `symmetries`).
 
-A relation is given some tensors with labels and gives labels to the others, or the factor 1 to all. A stricter relation
-than needed is right too: it leaves fewer factors free. So where an operation mixes elements along an axis, or picks
-them by data, the labels do not change along it.
+Given labels of some tensors, a relation labels the others, or gives all of them the factor 1. A relation may be
+stricter than needed, because then fewer factors are free. So where an operation mixes elements along an axis, or the
+data select them, the labels do not change along it.
 """
 
-# The state of the search is handed over; its class imports this table.
+# The state of the search is passed in, because its class imports this table.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from qjax.tracing import Equation, Value
 from qjax.training.labels import Labels, placed, reshaped
 
 Relation = Callable[[Any, Equation], None]
-"""(the search, an equation of which some tensors have labels)."""
+"""A function of (the search, an equation of which some tensors have labels)."""
 
 RELATIONS: dict[str, Relation] = {}
 """Name of a primitive -> its relation."""
@@ -32,7 +32,7 @@ def _of(*names: str) -> Callable[[Relation], Relation]:
 
 
 def _same(search: Any, labels: Labels, axes: Sequence[int]) -> Labels:
-    """The labels made equal along axes, which get the length 1."""
+    """Make the labels equal along axes, which get the length 1."""
     for axis in axes:
         if labels.shape[axis] > 1:
             first = labels.take([0], axis)
@@ -44,7 +44,7 @@ def _same(search: Any, labels: Labels, axes: Sequence[int]) -> Labels:
 def _mapped(
     search: Any, source: Value, target: Value, pairs: Sequence[tuple[int, int]], *, inverse: bool = False
 ) -> None:
-    """Two tensors have the same labels along pairs of axes, and labels that do not change along all others."""
+    """Give two tensors the same labels along pairs of axes, and constant labels along all others."""
     for a, b, axes in ((source, target, pairs), (target, source, [(j, i) for i, j in pairs])):
         if a in search.labels:
             others = [axis for axis in range(len(a.shape)) if axis not in {i for i, _ in axes}]
@@ -53,14 +53,14 @@ def _mapped(
 
 
 def _fitting(search: Any, labels: Labels, value: Value) -> Labels:
-    """Labels of a broadcast result, for an operand of it."""
+    """Labels of a broadcast result, reduced to an operand of it."""
     if not value.shape:
         return _same(search, labels, range(labels.ndim)).reshape(())
     return _same(search, labels, [axis for axis, size in enumerate(value.shape) if size == 1])
 
 
 def _spread(labels: Labels, rank: int) -> Labels:
-    """Labels of an operand, for the broadcast result."""
+    """Labels of an operand, extended to the broadcast result."""
     return labels if labels.ndim else labels.reshape((1,) * rank)
 
 
@@ -79,7 +79,7 @@ def _kept(search: Any, eqn: Equation) -> None:
 
 @_of("add", "sub", "add_any", "select_n")
 def _sum(search: Any, eqn: Equation) -> None:
-    """The terms of a sum, and what a choice chooses between, have the factors of the result."""
+    """The terms of a sum, and the branches of a select, have the factors of the result."""
     terms = eqn.inputs[eqn.primitive == "select_n" :]
     (result,) = eqn.outputs
     for value in search.known([*terms, result]):
@@ -95,7 +95,7 @@ def _sum(search: Any, eqn: Equation) -> None:
 def _multiplied(search: Any, eqn: Equation) -> None:
     """One factor of a product, or the dividend, has the factors of the result; the other has none.
 
-    Of several it is a parameter's, or the one that depends on layers: not the sines of rotary embeddings.
+    If there are several, it is the parameter or the operand that depends on layers, not the sines of rotary embeddings.
     """
     (result,), given = eqn.outputs, search.known(eqn.inputs)
     if eqn not in search.chosen:
@@ -126,7 +126,7 @@ def _normalized(search: Any, eqn: Equation) -> None:
 
 @_of("rms_norm", "layer_norm")
 def _norm(search: Any, eqn: Equation) -> None:
-    """The scale and bias of a norm take the factors of its result up."""
+    """The scale and bias of a norm absorb the factors of its result."""
     layer, (result,) = eqn.params.get("layer"), eqn.outputs
     if layer is None:
         search.refuse(eqn, "a norm without a scale stands in front of it")
@@ -170,7 +170,7 @@ def _reshaped(search: Any, eqn: Equation) -> None:
 
 
 def _block(search: Any, part: Value, whole: Value, starts: Sequence[int], steps: Sequence[int] | None = None) -> None:
-    """`part` is a block of `whole`; what lies before it and behind it has labels of its own."""
+    """`part` is a block of `whole`; the elements before and after it have separate labels."""
     rank = len(whole.shape)
     steps = [1] * rank if steps is None else steps
     ends = [start + (size - 1) * step + 1 for start, step, size in zip(starts, steps, part.shape, strict=True)]
@@ -191,9 +191,9 @@ def _block(search: Any, part: Value, whole: Value, starts: Sequence[int], steps:
 
 
 def _embedded(search: Any, labels: Labels, axis: int, at: tuple[int, int, int], size: int, whole: int) -> Labels:
-    """The labels of a block, and new ones around it along an axis; at: its start, step and end.
+    """The labels of a block, extended by new ones along an axis; at: its start, step and end.
 
-    Where those of the block do not change along the axis, such as along places, neither do those before and behind it.
+    If those of the block are constant along the axis, such as along positions, so are those before and after it.
     """
     start, step, end = at
     shape, changes = [*labels.shape], labels.shape[axis] > 1
@@ -206,7 +206,7 @@ def _embedded(search: Any, labels: Labels, axis: int, at: tuple[int, int, int], 
 
     shape[axis] = size
     inner = np.broadcast_to(labels, shape)
-    if step > 1:  # what lies between, too
+    if step > 1:  # the elements between the steps, too
         between = np.array(around(end - start))
         between[(slice(None),) * axis + (slice(None, None, step),)] = inner
         inner = between
@@ -223,7 +223,7 @@ def _joined(search: Any, eqn: Equation) -> None:
     split = eqn.primitive == "split"
     axis = eqn.params["axis" if split else "dimension"]
     parts, (whole,) = (eqn.outputs, eqn.inputs) if split else (eqn.inputs, eqn.outputs)
-    # Twice: the first part with labels decides those of the whole, which all parts then share.
+    # Twice, because the first labelled part decides the labels of the whole, which all parts then share.
     for _ in range(2):
         start = 0
         for part in parts:
@@ -235,7 +235,7 @@ def _joined(search: Any, eqn: Equation) -> None:
 
 @_of("gather")
 def _gathered(search: Any, eqn: Equation) -> None:
-    """Rows picked by data: the labels do not change along the axes where they are picked."""
+    """Rows selected by data: the labels are constant along the axes of selection."""
     (data, *_), (result,), params = eqn.inputs, eqn.outputs, eqn.params
     if params.get("fill_value"):
         search.refuse(eqn, "a constant stands beside it")
@@ -256,13 +256,13 @@ def _summed(search: Any, eqn: Equation) -> None:
 
 @_of("dot_general")
 def _dot(search: Any, eqn: Equation) -> None:
-    """A product moves factors in one of three ways, which the first tensor with labels decides.
+    """A product passes factors on in one of three ways, which the first tensor with labels decides.
 
     | way | when |
     | --- | --- |
-    | made | only the result has labels: the parameter among the operands takes them up |
-    | through | an operand has labels that do not change along what is summed: the result has them, the other has none |
-    | against | else: the other operand has them with the other sign, along what is summed, and the result has none |
+    | made | only the result has labels: the parameter among the operands absorbs them |
+    | through | an operand has constant labels along the summed axes: the result has them, the other has none |
+    | against | otherwise: the other operand has the inverse labels along the summed axes, and the result has none |
     """
     if eqn.inputs[0] is eqn.inputs[1]:
         search.refuse(eqn, "a product with itself reads it")
@@ -290,7 +290,7 @@ def _dot(search: Any, eqn: Equation) -> None:
 
 
 def _way(search: Any, eqn: Equation) -> tuple[str, int] | None:
-    """The way, and which operand decides it."""
+    """The way, and the operand that decides it."""
     given = [side for side in (0, 1) if eqn.inputs[side] in search.labels]
     if len(given) == 2:
         return "against", 0
@@ -305,7 +305,7 @@ def _way(search: Any, eqn: Equation) -> tuple[str, int] | None:
 
 
 def _meets_function(search: Any, value: Value) -> bool:
-    """Whether something other than moves, sums and products reads a tensor, such as a softmax the scores."""
+    """Whether anything but moves, sums and products reads a tensor, as a softmax reads the scores."""
     todo, seen = [value], set[Value]()
     while todo:
         one = todo.pop()

@@ -1,4 +1,4 @@
-"""What post-training quantization did, step by step."""
+"""The report of post-training quantization, step by step."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,11 @@ from qjax.support.tables import table
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What is left of the float model on held-out calibration data.
+    """How close a quantized model is to the float model on held-out calibration data.
 
     Attributes:
       noise: `sum (y - y_q)^2 / sum y^2`, the mean over the float arrays of the output.
-      loss, metric: of the quantized model; None without one.
+      loss, metric: of the quantized model; None if none was given.
     """
 
     noise: float
@@ -30,15 +30,15 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """One step.
+    """The report of one step.
 
     Attributes:
       step: its name, one of `STEPS` or "calibrate".
-      score: after it, of the fake-quantized model on the held-out data.
+      score: of the fake-quantized model after it, on the held-out data.
       seconds: how long it took.
-      kept: False where the step was taken back, and None where it found nothing to do.
-      said: what it changed, or why not.
-      details: what the step itself returned.
+      kept: False if the step was undone, None if it found nothing to do.
+      said: what it changed, or why it did not.
+      details: the result of the step's own function.
     """
 
     step: str
@@ -57,12 +57,12 @@ class PostTrainingReport:
       steps: the first is plain calibration.
       final: the score of the model that was returned, by its true forward; that of the steps is simulated (see
         `qjax.training.simulated`).
-      recipe: by which `quantize` gives a model the same widths.
+      recipe: a recipe with which `quantize` gives a model the same widths.
       float_loss, float_metric: of the float model.
-      held_out: on how many examples was judged.
+      held_out: the number of held-out examples.
       seen: whether the steps saw them too, because there was only one example.
-      examples: of all batches.
-      seconds: how long all of it took.
+      examples: their number in all batches.
+      seconds: the total time.
     """
 
     steps: tuple[StepReport, ...]

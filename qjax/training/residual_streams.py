@@ -1,10 +1,10 @@
-"""Residual streams: tensors that layers add to and that only norms and dense layers read.
+"""Finds residual streams: tensors that layers add to and that only norms and dense layers read.
 
-A rotation of such a stream changes no result if everything that writes to it rotates what it writes, and everything
-that reads it rotates back. The stream is found in the annotated program, whatever its layers are called:
+A rotation of such a stream changes no result if everything that writes to it rotates its output, and everything that
+reads it rotates back. Streams are found in the annotated program, whatever the layers are called:
 
-- written by dense layers, by the rows of tables, by parameters that are added, and by sums of all these;
-- read by norms over its last axis, whose results only dense layers read, and by dense layers themselves.
+- dense layers, rows of tables, added parameters, and sums of all these may write to it;
+- norms over its last axis whose results only dense layers read, and dense layers themselves, may read it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from qjax.training.pairs import input_axis
 from qjax.training.products import Product, find_products
 
 _KEEPS = frozenset({"reshape", "broadcast_in_dim", "convert_element_type", "copy", "dropout", "slice", "squeeze"})
-"""Operations that leave the last axis as it is, where its length stays."""
+"""Operations that do not change the last axis as long as its length stays the same."""
 
 _NORMS = frozenset({"layer_norm", "rms_norm"})
 
@@ -27,8 +27,8 @@ class Norm:
     """A norm that reads the stream.
 
     Attributes:
-      scale, bias: the paths of its parameters, None where it has none.
-      read: the weights behind it, with the axis of their inputs.
+      scale, bias: the paths of its parameters, or None.
+      read: the weights that read its result, with the axis of their inputs.
     """
 
     scale: str | None
@@ -44,7 +44,7 @@ class Residual:
       width: the length of its last axis.
       written: parameters whose numbers along an axis are written to it, with that axis.
       read: weights that read it directly, with the axis of their inputs.
-      norms: those that read it.
+      norms: the norms that read it.
     """
 
     width: int
@@ -58,7 +58,7 @@ class _Refused(Exception):
 
 
 def find_residuals(call: Call, names: tuple[str, ...]) -> tuple[list[Residual], list[str]]:
-    """The streams of a model, and why others are none.
+    """The streams of a model, and the reasons why other tensors are none.
 
     Args:
       call: a call of the model. names: the weights that are unchanged parameters.
@@ -97,7 +97,7 @@ class _Finder:
         self.residual, self.values = Residual(width), set[Value]()
 
     def expand(self, value: Value) -> None:
-        """Take a tensor into the stream, with all that writes and reads it."""
+        """Add a tensor to the stream, with everything that writes and reads it."""
         todo = [value]
         while todo:
             value = todo.pop()

@@ -1,8 +1,8 @@
-"""EBOPs: what a network's multiplications cost in logic, from the bits of every code.
+"""EBOPs: the logic that a network's multiplications need, computed from the bits of every code.
 
-"Effective bit operations" are the sum over all multiplications of one example of the bits of both factors (Sun et al.
-2024, HGQ, arXiv 2405.00645, section III.C). A weight counts the bits from its highest to its lowest one: its sign, the
-zeros behind its last one, and a weight of 0 cost nothing, because a circuit for one known factor has no logic for them.
+"Effective bit operations" are the sum over all multiplications of one example of the product of both factors' bits (Sun
+et al. 2024, HGQ, arXiv 2405.00645, section III.C). A weight counts the bits from its highest to its lowest set bit. Its
+sign, its trailing zeros and a weight of 0 cost nothing, because a circuit for one known factor needs no logic for them.
 An activation counts the bits of its quantizer without the sign. Zeros of a padding count like any other number.
 """
 
@@ -27,11 +27,11 @@ from qjax.training.weights import codes_of, unchanged
 
 @dataclasses.dataclass(frozen=True)
 class Multiplications:
-    """Those of one product.
+    """The multiplications of one matrix product or convolution.
 
     Attributes:
       names: the quantizers of both factors.
-      count: how many one example takes.
+      count: how many there are per example.
     """
 
     names: tuple[str, str]
@@ -39,7 +39,7 @@ class Multiplications:
 
 
 def multiplications(call: Call, batch: int) -> tuple[Multiplications, ...]:
-    """The products of a call with `batch` examples, one entry each.
+    """The multiplications of a call with `batch` examples, one entry per product.
 
     Raises:
       ValueError: a product reads a tensor that has no quantizer.
@@ -53,7 +53,7 @@ def multiplications(call: Call, batch: int) -> tuple[Multiplications, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Walk:
-    """made: the equation that computes each value, also inside of scans."""
+    """made: the equation that computes each value, including inside scans."""
 
     annotation: Annotation
     made: Mapping[Value, Equation]
@@ -61,7 +61,7 @@ class _Walk:
     def products(
         self, program: Program, times: int, outside: Mapping[Value, Value]
     ) -> Iterator[tuple[tuple[str, str], float]]:
-        """(quantizers, count) of each product. outside: an input of a body -> the value that it is."""
+        """(quantizers, count) of each product. outside: an input of a body -> the value outside that it stands for."""
         for eqn in program.equations:
             if eqn.body is not None:
                 length = int(eqn.params["length"]) if eqn.is_scan else 1
@@ -91,7 +91,7 @@ class _Walk:
 
 
 def _inputs_of(eqn: Equation, body: Program) -> dict[Value, Value]:
-    """An input of a body -> what it is outside; of what a scan carries, what the body makes of it."""
+    """An input of a body -> its value outside; for the carry of a scan, the value that the body computes."""
     found = dict(zip(body.inputs, eqn.inputs, strict=True))
     if eqn.is_scan:
         first = int(eqn.params["num_consts"])
@@ -106,14 +106,14 @@ def magnitude_bits(spec: QSpec) -> int:
 
 
 def widths_of_codes(codes: Any) -> np.ndarray:
-    """From the highest to the lowest one in the binary form of each magnitude; 0 of a 0. int64, on the host."""
+    """The distance from the highest to the lowest set bit of each magnitude; 0 for a 0. int64, on the host."""
     magnitude = np.abs(np.asarray(codes, np.int64))
     lowest = magnitude & -magnitude
     return np.where(magnitude == 0, 0, np.log2(np.maximum(magnitude, 1) / np.maximum(lowest, 1)).astype(np.int64) + 1)
 
 
 def total(products: tuple[Multiplications, ...], widths: Mapping[str, jax.Array]) -> jax.Array:
-    """float32 EBOPs. widths: name of a quantizer -> the bits of each of its weights; of an activation, one number."""
+    """float32 EBOPs. widths: name of a quantizer -> the bits of each of its weights; one number for an activation."""
     parts = [
         np.float32(product.count) * jnp.mean(widths[product.names[0]]) * jnp.mean(widths[product.names[1]])
         for product in products
@@ -122,9 +122,9 @@ def total(products: tuple[Multiplications, ...], widths: Mapping[str, jax.Array]
 
 
 def ebops(qmodel: QuantizedModel, sample: Any) -> float:
-    """The effective bit operations of one example, see the module `qjax.training.resources`.
+    """The effective bit operations of one example, as the module `qjax.training.resources` defines them.
 
-    A weight that the model computes from a parameter, or that lives in a scan, counts with all bits of its quantizer.
+    A weight that the model computes from a parameter, or that is in a scan, counts with all bits of its quantizer.
 
     Args:
       qmodel: the quantized model.

@@ -1,18 +1,18 @@
-"""Rotation of a residual stream (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456), folded into the weights around it.
+"""Rotates residual streams (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456) by folding the rotation into the weights.
 
 A few channels of a transformer's residual stream are a hundred times as great as the others. A rotation spreads each
 channel over all of them, so that one scale suits the tensor. With the rows x of the stream and an orthogonal Q:
 
 | parameter | becomes |
 | --- | --- |
-| W, b that write x | W Q, b Q; so do the rows of tables |
+| W, b that write x | W Q, b Q; likewise the rows of tables |
 | the scale g and bias c of a norm that reads x | 1, and (c / g) Q |
 | W that reads the norm's result | Q^T diag(g) W |
 | W that reads x itself | Q^T W |
 
-A norm that subtracts the mean commutes with Q only where Q leaves the vector of ones as it is. So Q = U^T S U: U has
-the constant function and others as rows, a Hadamard matrix times a cosine transform where the width is no power of two,
-and S has random signs, with +1 for the constant. Nothing runs later, and the float function stays the same.
+A norm that subtracts the mean commutes with Q only if Q preserves the vector of ones. So Q = U^T S U: the rows of U are
+the constant function and others (a Hadamard matrix times a cosine transform if the width is no power of two), and S has
+random signs, with +1 for the constant. Nothing is added at run time, and the float function does not change.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from qjax.training.residual_streams import Residual, find_residuals
 from qjax.training.weights import parameters, weights_of
 
 SAME = 1e-6
-"""The greatest noise at the model's output that the rounding of parameters may cause."""
+"""The greatest noise at the model's output that rounding of the parameters may cause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,23 +62,24 @@ def rotate(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Rotated:
-    """Rotate the residual streams of a transformer whose norms stand in front of its layers.
+    """Rotate the residual streams of a transformer whose norms precede its layers (pre-norm).
 
-    The float model stays the same function. A model whose residual stream is a norm's result (BERT) cannot be rotated.
+    The float function does not change. A model whose residual stream is a norm's result (BERT) cannot be rotated.
 
     Args:
-      qmodel: the quantized model; its parameters are changed, and it is calibrated anew on these batches.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
-      reference: a model of the same parameters, whose parameters are changed alike.
+      qmodel: the quantized model; its parameters are changed, and it is calibrated again on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. They stay in
+        memory.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
+      reference: a model with the same parameters, which are changed in the same way.
       seed: of the rotation.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Returns:
-      What was rotated.
+      The streams that were rotated.
 
     Raises:
-      ValueError: no batch, no residual stream that can be rotated, or a scale of a norm that is nearly zero.
+      ValueError: there is no batch, no residual stream can be rotated, or a scale of a norm is nearly zero.
     """
     check_quantized(qmodel, "rotate")
     kept = list(Batches(batches, inputs, "rotate").arguments())
@@ -94,7 +95,7 @@ def turn(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Rotated:
-    """Rotate all `models` alike; the first is the quantized one, which is calibrated anew."""
+    """Rotate all `models` alike; the first is the quantized one, which is calibrated again."""
     qmodel = models[0]
     call = evaluation_copy(qmodel).trace(*batches[0])
     residuals, left = find_residuals(call, weights_of(qmodel, batches[0]).names)
@@ -109,7 +110,7 @@ def turn(
     after |= {path: jnp.asarray(value, before.parameters[path].dtype) for path, value in changed.items()}
     truth, found = (walk.outputs(Stream(p, before.grids), batches[:1]) for p in (before.parameters, after))
     if not noise_of(truth, found) < SAME:
-        raise ValueError("rotate: expected the same float function, got another one; the model stays as it is.")
+        raise ValueError("rotate: expected the float function to stay the same, but it changed. The model is restored.")
     for model in models:
         for path, variable in parameters(model, changed).items():
             variable[...] = after[path]
@@ -144,7 +145,7 @@ def rotated(residuals: Sequence[Residual], numbers: Mapping[str, np.ndarray], se
 
 
 def rotation(width: int, rng: np.random.Generator) -> np.ndarray:
-    """A symmetric orthogonal matrix that keeps the vector of ones, with entries of about `1 / sqrt(width)`."""
+    """A symmetric orthogonal matrix that preserves the vector of ones, with entries of about `1 / sqrt(width)`."""
     odd = width
     while odd % 2 == 0:
         odd //= 2

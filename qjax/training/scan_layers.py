@@ -1,6 +1,6 @@
-"""One layer of a scan by name: "blocks/up/kernel[2]" is number 2 of the stack "blocks/up/kernel".
+"""Addresses one layer of a scan by name: "blocks/up/kernel[2]" is entry 2 of the stack "blocks/up/kernel".
 
-A scan over layers keeps the parameters of all its layers in one array, and the numbers of their quantizers too.
+A scan over layers stores the parameters of all its layers in one array, and the numbers of their quantizers too.
 Methods that work layer by layer read and write one entry of both.
 """
 
@@ -20,18 +20,18 @@ _PART = re.compile(r"(.+?)((?:\[\d+\])+)")
 
 
 def part_name(name: str, index: Index) -> str:
-    """The name of one entry of a stack; of the whole, its own."""
+    """The name of one entry of a stack, or the stack's own name without an index."""
     return name + "".join(f"[{i}]" for i in index)
 
 
 def split(name: str, known: Container[str]) -> tuple[str, Index]:
-    """The stack that holds what `name` names, and where; a name that `known` has is a whole."""
+    """The stack to which `name` belongs, and the index in it; a name in `known` is a whole stack."""
     found = None if name in known else _PART.fullmatch(name)
     return (name, ()) if found is None else (found[1], tuple(map(int, re.findall(r"\d+", found[2]))))
 
 
 class Stacks(dict[str, Any]):
-    """Arrays, or trees of arrays, by name; "name[i]" is entry i of what "name" holds unless it has a value itself."""
+    """Arrays, or trees of arrays, by name; "name[i]" is entry i of the value of "name" unless it has its own value."""
 
     def __missing__(self, name: str) -> Any:
         base, index = split(name, ())
@@ -45,7 +45,7 @@ class Stacks(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One entry of a variable that holds a stack; `part[...]` reads and writes it, as a variable of its own would."""
+    """One entry of a variable that holds a stack; `part[...]` reads and writes it as if it were a variable."""
 
     stack: nnx.Variable[Any]
     index: Index
@@ -62,7 +62,7 @@ class Part:
 def part_of(
     known: Mapping[str, nnx.Variable[Any]], quantizers: Mapping[str, Quantizer], name: str
 ) -> nnx.Variable[Any] | Part | None:
-    """The variable that `name` names, or an entry of one that holds a stack; None where there is none."""
+    """The variable with this name, or an entry of a variable that holds a stack; None if there is none."""
     base, index = split(name, known)
     if base not in known:
         return None
@@ -86,14 +86,14 @@ def quantizer_of(quantizers: Mapping[str, Quantizer], name: str) -> Quantizer:
 
 
 class Quantizers(dict[str, Quantizer]):
-    """The quantizers of a plan by name, and those of the layers of a scan."""
+    """The quantizers of a plan by name, including those of the layers of a scan."""
 
     def __missing__(self, name: str) -> Quantizer:
         return quantizer_of(self, name)
 
 
 def stacked(ends: Mapping[str, tuple[Any, ...]], quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[Any, ...]]:
-    """Arrays of quantizers, those of the layers of a scan as one stack."""
+    """Arrays of quantizers by name, with those of the layers of a scan combined into one stack."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, arrays in ends.items():
         base, index = split(name, quantizers)

@@ -1,4 +1,4 @@
-"""How good a quantized model is on held-out data, and which of two scores is the better one."""
+"""Scores a quantized model on held-out data, and decides which of two scores is better."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from qjax.training.noise import float_leaves, noise_of
 from qjax.training.report import Score
 
 Scorer = Callable[[Any, Any], Any]
-"""(output of the model, batch) -> scalar, a mean over the examples of the batch."""
+"""A function of (output of the model, batch) that returns a scalar, the mean over the examples of the batch."""
 
 Batch = tuple[Any, tuple[Any, ...]]
-"""What the caller gave, and the arguments of the model's call."""
+"""The batch as the caller gave it, and the arguments of the model's call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-    """Noise that a step measured by cross-validation, `Score.noise` before and after it."""
+    """Noise that a step measured by cross-validation: the `Score.noise` before and after it."""
 
     before: float
     after: float
 
 
 class Judge:
-    """Measures on the held-out batches; units: those of the float model's state, whose noise does not count."""
+    """Measures on the held-out batches; units: of the float model's state, whose noise does not count."""
 
     def __init__(
         self, held: list[Batch], loss: Scorer | None, metric: Scorer | None, units: Units | None = None
@@ -45,27 +45,27 @@ class Judge:
         self._truth: list[Any] = []
 
     def prepare(self, walk: Walk, reference: QuantizedModel, model: nnx.Module) -> None:
-        """Run the float model; reference: its quantized copy."""
-        # Products with scales found at run time have no quantizer that could be switched off.
+        """Run the float model once. reference: its quantized copy."""
+        # Products whose scales are found at run time have no quantizer that could be switched off.
         dynamic = bool(reference.plan.dynamic)
         real = Stream.of(reference, quantized=False)
         truth = self._outputs(model, None) if dynamic else walk.outputs(real, self._arguments)
         self._truth = self._judged(truth)
         if not all(np.isfinite(leaf).any() for y in self._truth for leaf in float_leaves(y)):
             raise ValueError(
-                "post_training: expected finite outputs of the float model, got NaN or infinity alone. Find what makes "
-                "them in the float model first: jax.config.update('jax_debug_nans', True)."
+                "post_training: expected finite outputs of the float model, got only NaN or infinity. Find the cause "
+                "in the float model first: jax.config.update('jax_debug_nans', True)."
             )
         if not any(float_leaves(y) for y in self._truth) and self._loss is None and self._metric is None:
             raise ValueError("post_training: the model returns no float array to compare. Give a loss or a metric.")
         self.float_score = self._score(truth)
 
     def simulated(self, walk: Walk, qmodel: QuantizedModel, units: Units | None = None) -> Score:
-        """The score of a model by a walk: an estimate without another compilation. units: of its state."""
+        """The score of a model by a walk, an estimate that needs no compilation. units: of its state."""
         return self._score(_restored(walk.outputs(Stream.of(qmodel), self._given(units)), units))
 
     def true(self, qmodel: QuantizedModel, units: Units | None = None) -> Score:
-        """By the fake-quantized forward itself."""
+        """The score by the fake-quantized forward itself."""
         return self._score(self._outputs(qmodel, units))
 
     def _outputs(self, model: nnx.Module, units: Units | None) -> list[Any]:
@@ -77,14 +77,14 @@ class Judge:
         return self._arguments if units is None else [units.arguments(args) for args in self._arguments]
 
     def _judged(self, outputs: list[Any]) -> list[Any]:
-        """What counts of the outputs: a state counts by what later calls make of it."""
+        """The outputs that count; a state counts by its effect on later calls."""
         return outputs if self._units is None else [self._units.rest(y) for y in outputs]
 
     def better(self, score: Score, than: Score, unseen: Unseen | None = None) -> bool:
         """Whether a score is no worse than another.
 
-        unseen: decides where the noise would. It must have counted the held-out batches too. An outlier is rare, so few
-        held-out examples alone cannot tell what a wider range is worth.
+        unseen: replaces the noise in the decision. It must have been measured on the held-out batches too. An outlier
+        is rare, so a few held-out examples alone cannot show the benefit of a wider range.
         """
         if score.loss is not None and than.loss is not None:
             return score.loss <= than.loss
@@ -95,7 +95,7 @@ class Judge:
         return score.noise <= than.noise if unseen is None else unseen.after <= unseen.before
 
     def why(self, score: Score, than: Score, unseen: Unseen | None = None) -> str:
-        """Why a step was taken back."""
+        """Why a step was undone."""
         if score.loss is not None and than.loss is not None:
             return f"loss {score.loss:.4g}, before {than.loss:.4g}"
         if score.metric is not None and than.metric is not None and score.noise <= than.noise:
@@ -144,5 +144,5 @@ def _called(score: Scorer, name: str, output: Any, batch: Any) -> Any:
 
 
 def size_of(args: tuple[Any, ...]) -> int:
-    """How many examples the arguments of a call hold."""
+    """The number of examples in the arguments of a call."""
     return next((int(x.shape[0]) for x in jax.tree.leaves(args) if getattr(x, "ndim", 0)), 1)

@@ -1,8 +1,8 @@
-"""Where the arrays of a quantized model are placed on a mesh of devices.
+"""Places the arrays of a quantized model on a mesh of devices.
 
-The placement does not change the result of a program under `jit`; XLA adds the communication. The optimizer's moments
-go with their parameters. The numbers of quantizers are one vector of each kind and small: every device holds all of
-them, so all devices round alike. Batch norm and counters are replicated as well.
+The placement does not change the result of a program under `jit`, because XLA adds the communication. The optimizer's
+moments are placed like their parameters. The numbers of quantizers are one small vector of each kind, which every
+device holds entirely, so all devices round alike. Batch norm and counters are replicated as well.
 """
 
 import re
@@ -25,14 +25,13 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
 
     Args:
       state: the state of the quantized model, or of a tuple with its optimizer.
-      qmodel: tells the parameters, for messages.
-      mesh: the devices. Batches are split along an axis of it by whoever feeds them.
+      qmodel: provides the parameters, for messages.
+      mesh: the devices. Splitting batches along one of its axes is up to the code that feeds them.
       rules: path of a parameter in the user's model (a regular expression that must match in full) -> its spec. The
-        last rule that matches wins; None, or no rule, is data parallelism: everything is replicated.
+        last matching rule wins; without one, or with None, the parameter is replicated (data parallelism).
 
     Raises:
-      ValueError: a rule that matches no parameter, names an axis that the mesh lacks, or splits an axis into parts
-        that are not equal.
+      ValueError: a rule matches no parameter, names an axis that the mesh lacks, or splits an axis into unequal parts.
     """
     rules = dict(rules or {})
     used: set[str] = set()
@@ -48,7 +47,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
         name = "/".join(keys).removesuffix("/value")
-        # The optimizer holds one copy of the model's tree for each of its moments.
+        # The optimizer has one copy of the model's tree for each of its moments.
         start = next((index for index, key in enumerate(keys) if key in ("model", "quantizers")), None)
         spec = PartitionSpec()
         if start is not None and keys[start] == "model":

@@ -1,12 +1,12 @@
-"""Fake quantization with every number an argument: scales, zero points, widths, and which quantizers are on.
+"""Fake quantization in which every number is an argument: scales, zero points, widths, and which quantizers are on.
 
-In the quantized model's own forward the widths are constants of the program, so each width is a compilation.
+In the quantized model's own forward the widths are constants of the program, so every width needs a compilation.
 Post-training quantization tries hundreds. Here a quantizer rounds a float tensor by the formula of all codes
-(`numerics.affine.round_to_grid`), and its numbers are arguments. One program serves all choices, and the float model
-(all quantizers off).
+(`numerics.affine.round_to_grid`), and its numbers are arguments, so one program serves all choices, and also the float
+model (all quantizers off).
 
-It is an estimate. Between quantizers it computes in floats, so it leaves out the rounding inside of softmax,
-normalisation and tables, and that of the bias. The final choice is measured on the true forward.
+It is an estimate. Between quantizers it computes in floats, so it leaves out the rounding inside softmax, normalisation
+and tables, and that of the bias. The final choice is measured on the true forward.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
 from qjax.training.scan_layers import Stacks, quantizer_of, split
 
 Grid = dict[str, Any]
-"""scale: as the quantizer keeps it. low, high: float32, the least and the greatest code without the zero point. on:
-bool of the shape of the scans around the tensor."""
+"""scale: as the quantizer stores it. low, high: float32, the least and the greatest code without the zero point. on:
+bool, with the shape of the scans around the tensor."""
 
 
 def grid_of(q: Quantizer, qparams: QParams | None) -> Grid:
-    """The numbers of one quantizer; None: it follows its tensor."""
+    """The grid of one quantizer; without parameters its scale follows the tensor."""
     on = np.ones(q.stack, bool)
     if qparams is None:
         return {"on": on}
@@ -43,7 +43,7 @@ def grid_of(q: Quantizer, qparams: QParams | None) -> Grid:
 
 
 def grids_of(qmodel: QuantizedModel) -> dict[str, Grid]:
-    """Of every quantizer of a model, with its present numbers."""
+    """The grid of every quantizer of a model, with its present numbers."""
     known = qmodel.qparams()
     return {name: grid_of(q, known.get(name)) for name, q in qmodel.plan.quantizers}
 
@@ -55,9 +55,9 @@ def switched(grids: Mapping[str, Grid], names: Iterable[str]) -> dict[str, Grid]
 
 
 def set_qparams(qmodel: QuantizedModel, name: str, qparams: QParams) -> QParams:
-    """Give a quantizer other numbers; returns them as it will use them (a method may round its scales).
+    """Set the numbers of a quantizer; returns them as it will use them (a method may round its scales).
 
-    name: of a quantizer, or of one layer of a scan's.
+    name: of a quantizer, or of one layer of a scan.
     """
     by_name = qmodel.plan.by_name
     base, index = split(name, by_name)
@@ -68,7 +68,7 @@ def set_qparams(qmodel: QuantizedModel, name: str, qparams: QParams) -> QParams:
 
 
 def qparams_of(qmodel: QuantizedModel, name: str) -> QParams:
-    """The numbers of one quantizer; not of one that follows its tensor."""
+    """The numbers of one quantizer, whose scale must not follow its tensor."""
     q, whole = quantizer_of(qmodel.plan.by_name, name), split(name, qmodel.plan.by_name)[0]
     values = Stacks({whole: qmodel.quantizers[whole].values()})[name]
     return q.qparams(with_scales({name: q}, {name: values})[name])
@@ -76,18 +76,18 @@ def qparams_of(qmodel: QuantizedModel, name: str) -> QParams:
 
 @dataclasses.dataclass(frozen=True)
 class Simulated(Evaluation):
-    """An evaluation in floats whose quantizers are `Grid`s; `quantizers` are those of the plan."""
+    """An evaluation in float whose quantizers are `Grid`s; `quantizers` are those of the plan."""
 
     quantizers: Mapping[str, Quantizer] = dataclasses.field(default_factory=dict[str, Quantizer])
 
     def entered(self, value: Value, x: Any, grids: Mapping[str, Grid], taps: Taps) -> Any:
-        """An input of the model, rounded where it has a quantizer."""
+        """An input of the model, rounded if it has a quantizer."""
         return self._observed(value, x, grids, taps)
 
     def advance(
         self, equations: Sequence[Equation], env: dict[Value, Any], grids: Mapping[str, Grid], taps: Taps
     ) -> None:
-        """Run some equations of the program; `env` has their inputs, and gets their outputs."""
+        """Run some equations of the program; `env` holds their inputs, and receives their outputs."""
         for eqn in equations:
             inputs = inputs_of(eqn, env)
             for index, x in enumerate(inputs):
@@ -110,7 +110,7 @@ class Simulated(Evaluation):
     def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
         op = self.annotation.ops.get(eqn, (None,))[0]
         if isinstance(op, Conv):
-            # A depthwise convolution in a form that XLA runs 30 times as fast on a CPU.
+            # Write a depthwise convolution in a form that XLA runs 30 times as fast on a CPU.
             x, w = inputs
             return [op.product(eqn)(x, w, eqn.out_dtypes[0], eqn.params["precision"])]
         return super()._equation(eqn, inputs)
@@ -128,7 +128,7 @@ def inputs_of(eqn: Equation, env: Mapping[Value, Any]) -> list[Any]:
 
 
 def rounded_to(q: Quantizer, grid: Grid, x: jax.Array) -> jax.Array:
-    """The tensor rounded to a grid, in its own dtype; the tensor itself where the grid is off."""
+    """The tensor rounded to a grid, in its own dtype; unchanged if the grid is off."""
     real = x.astype(jnp.float32)
     if q.follows_tensor:
         rounded = q({}, real).real32()
@@ -147,7 +147,7 @@ def rounded_to(q: Quantizer, grid: Grid, x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _on_grid(x: jax.Array, scale: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """The nearest number of the grid; its gradient is that of a clip."""
+    """The nearest number of the grid, with the gradient of a clip."""
     return jnp.clip(round_to_grid(x, scale, Rounding.NEAREST_EVEN), low, high) * scale
 
 
@@ -159,6 +159,6 @@ def _straight(numbers: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def bounds_of(qparams: QParams) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest code without the zero point, of the scale's shape."""
+    """The least and the greatest code without the zero point, in the scale's shape."""
     low, high = centered_bounds(qparams.integer_zero_point(), qparams.spec.qmin, qparams.spec.qmax)
     return np.asarray(low), np.asarray(high)

@@ -1,4 +1,4 @@
-"""The steps of `post_training`, in their order: each changes a fake-quantized model in place and says what it did."""
+"""The steps of `post_training` in order: each changes a fake-quantized model in place and describes what it did."""
 
 import dataclasses
 import functools
@@ -33,19 +33,19 @@ Effort = Literal["fast", "standard", "thorough"]
 
 
 class Skipped(Exception):
-    """A step that has nothing to do in this model; the text says why."""
+    """A step has nothing to do in this model; the text gives the reason."""
 
 
 @dataclasses.dataclass
 class Work:
-    """What a step works on.
+    """The data of the steps.
 
-    model, recipe: of which `qmodel` was made; the model is not changed. qmodel: a step changes it in place, or sets
-    another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
-    model's.
-    fit: the batches that steps may look at. held: those that judge them. steps: the names of all that are taken.
-    wider: the activations that a step gave more bits. unseen: what the last step measured on data that it left out,
-    where it did. state: the argument that is a state, and units: those in which `qmodel`, `fit` and `held` have it.
+    model, recipe: what `qmodel` was made from; the model is not changed. qmodel: a step changes it in place, or
+    replaces it, together with its reference, walk and recipe. reference: the model whose parameters, unquantized, are
+    the float model's. fit: the batches that steps may use. held: the batches that judge them. steps: the names of all
+    steps that run. wider: the activations to which a step gave more bits. unseen: what the last step measured on data
+    that it left out, if it did. state: the argument that is a state. units: in which `qmodel`, `fit` and `held` hold
+    it.
     """
 
     model: nnx.Module
@@ -74,7 +74,7 @@ class Work:
         *,
         judged: bool = True,
     ) -> "Work":
-        """Of a model that is quantized and calibrated here. judged: see `quantize_derived`."""
+        """Quantize and calibrate a model. judged: see `quantize_derived`."""
         qmodel = quantize_derived(model, recipe, fit[0], judged=judged)
         calibrate(qmodel, fit, progress=progress)
         qmodel.eval()
@@ -86,14 +86,14 @@ class Work:
 
 
 Step = Callable[[Work], tuple[str, Any]]
-"""Changes `work.qmodel` in place; returns what it did in a few words, and the details."""
+"""Changes `work.qmodel` in place; returns a short description of what it did, and the details."""
 
 
 def _tables(work: Work) -> tuple[str, Any]:
     names = tables_of(work.qmodel)
     if not names:
         raise Skipped("no embedding table with one scale")
-    # a model of the moved parameters, and a recipe of the widths that are there now
+    # Use a model with the current parameters, and a recipe with the current widths.
     model = nnx.clone(work.model)
     nnx.update(model, nnx.state(work.reference.model))
     recipe = row_scales(work.qmodel, recipe_with(work.recipe, work.qmodel, work.wider))
@@ -153,7 +153,7 @@ def _ranges(work: Work) -> tuple[str, Any]:
 def _precision(work: Work, *, nearest: bool = False) -> tuple[str, Any]:
     if work.recipe.profile is not None:
         raise Skipped(f"the profile {work.recipe.profile} sets the widths")
-    # GPTQ fits all but the last batches. On those that it fits its weights look better than they are.
+    # GPTQ fits all but the last batches. On those that it fits, its weights look better than they are.
     last = _some(work.fit[::-1], 16)
     if nearest and not _rounds_later(work):
         raise Skipped("there is no other measure")
@@ -176,7 +176,7 @@ def _precision(work: Work, *, nearest: bool = False) -> tuple[str, Any]:
 def _solved(work: Work, batches: list[tuple[Any, ...]]) -> QuantizedModel | None:
     """A copy with weights by GPTQ, if that step comes later, has few bits to round to, and helps on these batches.
 
-    Which tensors cost most is another question after it than before.
+    GPTQ changes which tensors cost most.
     """
     if not _rounds_later(work):
         return None
@@ -228,7 +228,7 @@ def _bias(work: Work) -> tuple[str, Any]:
 
 
 def _some(batches: list[tuple[Any, ...]], examples: int = 32, *, at_least: int = 1) -> list[tuple[Any, ...]]:
-    """The first batches with so many examples."""
+    """The first batches that contain that many examples."""
     kept: list[tuple[Any, ...]] = []
     for args in batches:
         if len(kept) >= at_least and sum(map(size_of, kept)) >= examples:
@@ -249,15 +249,15 @@ TABLE: dict[str, Step] = {
     "brecq": _brecq,
     "bias": _bias,
 }
-# Outliers that do not matter rule the least squares of all earlier errors, so one that failed is tried without those.
-# Little data can mislead GPTQ, and what is measured behind it.
+# Outliers that do not matter dominate the least squares of the earlier steps, so a step that failed is tried without
+# those. Little data can mislead GPTQ and whatever is measured after it.
 AGAIN: dict[str, Step] = {
     "precision": functools.partial(_precision, nearest=True),
     "gptq": functools.partial(_gptq, carried=False),
 }
-"""What is tried where a step was taken back."""
+"""What to try after a step was undone."""
 STEPS = tuple(TABLE)
-"""The steps in their order."""
+"""The names of the steps in order."""
 EFFORTS: dict[str, tuple[str, ...]] = {
     "fast": ("precision", "bias"),
     "standard": ("equalize", "rotate", "smooth", "precision", "tables", "ranges", "gptq", "bias"),

@@ -1,8 +1,8 @@
 """A forward pass that rounds stochastically: up with a probability equal to the fraction, so unbiased in the mean.
 
-This is the rounding of Gupta et al. 2015 (arXiv 1502.02551, section 3.1), in place of the rounding to nearest of fake
-quantization. It changes nothing else: the model's own call, `convert`, `exact` and `verify` still round to nearest.
-Only this function draws random numbers, from the key that it is given.
+It uses the rounding of Gupta et al. 2015 (arXiv 1502.02551, section 3.1) instead of fake quantization's rounding to
+nearest, and changes nothing else: the model's own call, `convert`, `exact` and `verify` still round to nearest. Only
+this function draws random numbers, from the key that is passed to it.
 """
 
 import zlib
@@ -25,30 +25,30 @@ def stochastic_forward(
     activations: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """What `qmodel(*args, **kwargs)` returns, with codes that were rounded stochastically.
+    """Return the output of `qmodel(*args, **kwargs)` with stochastically rounded codes.
 
-    Gradients are those of the model's own call, with the drawn codes in the place of the nearest. Statistics of batch
-    norm move in training mode, as in the model's own call. It may be jitted and differentiated; in a training loop
-    every step takes a key of its own, or all steps would round by the same draws:
+    Gradients are those of the model's own call, with the drawn codes instead of the nearest ones. Batch-norm statistics
+    are updated in training mode, as in the model's own call. It can be jitted and differentiated. In a training loop
+    every step needs its own key, because otherwise all steps would round by the same draws:
 
         def loss(qmodel, key):
             return criterion(qjax.training.stochastic_forward(qmodel, key, x), y)
 
         grads = nnx.grad(loss)(qmodel, jax.random.fold_in(key, step))
 
-    Every tensor draws from a stream of its own. The layers of a scan draw apart from each other, the steps of a
-    recurrent loop (and the layers of a scan under `Recipe(scan="shared")`) alike. What is rounded at the accumulator's
-    width, the bias above all, is rounded to nearest as ever.
+    Every tensor draws from its own stream. The layers of a scan draw independently of each other, the steps of a
+    recurrent loop (and the layers of a scan under `Recipe(scan="shared")`) draw alike. What is rounded at the
+    accumulator's width, above all the bias, is still rounded to nearest.
 
     Args:
-      qmodel: the model, in whichever mode it is to run.
-      key: a random key; the same key gives the same bits.
+      qmodel: the model, in the mode in which it should run.
+      key: a random key; the same key produces the same bits.
       weights: whether weights are rounded stochastically; otherwise to nearest.
       activations: likewise for the inputs and the activations. The inputs are then quantized by x * (1 / scale),
-        whatever formula the target has for them.
+        whichever formula the target has for them.
 
     Raises:
-      ValueError: neither weights nor activations, where the key would decide nothing.
+      ValueError: neither weights nor activations are rounded stochastically, so the key would have no effect.
     """
     if not (weights or activations):
         raise ValueError(
@@ -60,7 +60,7 @@ def stochastic_forward(
     params = qmodel.quantizer_values()
     for name, quantizer in plan.quantizers:
         own = jax.random.fold_in(key, _number(name))
-        # A scan gives each layer its slice of the parameters. The key is one of them, so each layer gets its own.
+        # A scan passes each layer its slice of the parameters. The key is one of them, so each layer gets its own.
         stack = () if name in plan.shared else quantizer.stack
         params[name] = {**params[name], _KEY: jax.random.split(own, stack) if stack else own}
 
@@ -70,8 +70,8 @@ def stochastic_forward(
             return call.quantize(place, numbers, x)
         draws = own[_KEY]
         if place.kind != "weight":
-            # Tensors that share a quantizer draw separately. A weight that is read twice must have the same codes
-            # twice.
+            # Tensors that share a quantizer draw separately, but a weight that is read twice must have the same codes
+            # both times.
             draws = jax.random.fold_in(draws, _number(place.label))
         return plan.by_name[place.name](numbers, x, key=draws)
 
@@ -81,5 +81,5 @@ def stochastic_forward(
 
 
 def _number(name: str) -> int:
-    """A name as 32 bits, the same in every process."""
+    """A 32-bit hash of a name that is the same in every process."""
     return zlib.crc32(name.encode())

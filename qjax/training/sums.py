@@ -1,4 +1,4 @@
-"""How many bits more the operands of a product may get before its sums could leave int32."""
+"""How many more bits the operands of a product can get before its sums could exceed int32."""
 
 import dataclasses
 import math
@@ -15,16 +15,16 @@ from qjax.tracing.annotation import Annotation
 from qjax.training.weights import codes_of, weights_of
 
 ROOM = 30
-"""Sums stay below 2^30, so that the bias has the other half of int32."""
+"""Sums stay below 2^30, so that the other half of int32 remains for the bias."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """One product.
+    """The sums of one product.
 
     Attributes:
       names: of its operands' quantizers.
-      room: how many bits these may grow in total.
+      room: by how many bits these may grow in total.
     """
 
     names: tuple[str, ...]
@@ -65,12 +65,12 @@ def sums_of(qmodel: QuantizedModel, args: tuple[Any, ...]) -> list[Sum]:
 
 
 def room_of(sums: list[Sum], name: str, grown: Mapping[str, int]) -> int:
-    """How many bits a quantizer may still get, where others got those of `grown`."""
+    """How many more bits a quantizer can get if the others grow by the bits in `grown`."""
     return min((s.room - sum(grown.get(n, 0) for n in s.names) for s in sums if name in s.names), default=ROOM)
 
 
 def place_behind(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
-    """The quantizer of a tensor, also behind what keeps its codes: a max pool, a select, the results of a scan."""
+    """The quantizer of a tensor, found through operations that preserve codes: a max pool, a select, scan results."""
     known = annotation.values.get(value) or annotation.grids.get(value)
     if known is not None or value not in made:
         return known

@@ -1,11 +1,12 @@
-"""Factors that can move through a model, found by following a tensor through all that makes and reads it.
+"""Finds factors that can move through a model, by following a tensor through everything that computes and reads it.
 
 The tensors of a state (a key-value cache) begin with a label for every element along some of their axes. Every equation
-that makes or reads a labelled tensor relates its labels to those of its other operands (`relations`), until parameters
-take the factors up. What no relation knows has the factor 1, and so has all that it meets: an unknown operation, an
-argument that is no state, a result. So factors of the labels that are left change no result, by construction:
+that computes or reads a labelled tensor relates its labels to those of its other operands (`relations`), until
+parameters absorb the factors. Whatever no relation covers has the factor 1, and so does everything that it meets: an
+unknown operation, an argument that is not a state, a result. The factors of the remaining labels therefore change no
+result, by construction:
 
-- elements of a tensor are divided by the factors of their labels, and those of a label -l multiplied by that of l;
+- elements of a tensor are divided by the factors of their labels, and those with label -l multiplied by that of l;
 - a product contracts labels with their inverses, such as those of keys with those of queries.
 """
 
@@ -33,12 +34,12 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Symmetries:
-    """What may change, and by which factors; label 0 stands for the factor 1.
+    """What can change, and by which factors; label 0 stands for the factor 1.
 
     Attributes:
       states: the labels of each array of the state that has several.
       parameters: path -> labels.
-      left: name of an array of the state -> why it has none.
+      left: name of an array of the state -> why it has no factors.
     """
 
     states: Mapping[Leaf, Labels]
@@ -49,11 +50,11 @@ class Symmetries:
 def find_symmetries(
     call: Call, leaves: Sequence[Leaf], parameters: Collection[str], weights: Collection[str], fixed: Collection[str]
 ) -> Symmetries:
-    """The factors that may move between the arrays of a state and the parameters.
+    """Find the factors that can move between the arrays of a state and the parameters.
 
     Args:
       leaves: the float arrays of the state.
-      parameters: the paths that may change. weights: those of them that a layer multiplies by as they are. fixed: names
+      parameters: the paths that may change. weights: those of them that a layer multiplies by unchanged. fixed: names
         of quantizers whose scale does not follow the data.
     """
 
@@ -65,7 +66,7 @@ def find_symmetries(
         found.follow()
         return found
 
-    # Labels along one axis at a time tell which axes have factors at all: there are too many elements for all at once.
+    # Labels along one axis at a time show which axes have factors, because there are too many elements for all at once.
     free: dict[Leaf, set[int]] = {leaf: set() for leaf in leaves}
     why: dict[str, str] = {}
     for axis in range(max((len(leaf.after.shape) for leaf in leaves), default=0)):
@@ -77,7 +78,7 @@ def find_symmetries(
                     free[leaf].add(axis)
                 else:
                     reason = one.union.why(one.labels[leaf.after])
-                    # The last axes are heads and channels. A reason there says more than one along places.
+                    # The last axes are heads and channels, where a reason is more informative than along positions.
                     why[leaf.name] = reason or why.get(leaf.name, "all of its elements have one factor")
     return run(free).result(leaves, why)
 
@@ -116,13 +117,13 @@ class Symmetric:
         self._todo: list[Equation] = []
 
     def begin(self, leaf: Leaf, shape: Sequence[int]) -> None:
-        """Label the next value of an array of the state, and the array alike."""
+        """Label the next value of an array of the state, and the array itself alike."""
         labels = self.union.fresh(shape)
         self.visit(leaf.after, labels)
         self.visit(leaf.before, labels)
 
     def follow(self) -> None:
-        """Relate until nothing new has labels."""
+        """Apply relations until no further tensor gets labels."""
         while self._todo:
             eqn = self._todo.pop()
             relation = RELATIONS.get(eqn.primitive)
@@ -132,7 +133,7 @@ class Symmetric:
                 relation(self, eqn)
 
     def visit(self, value: Value, labels: Labels) -> None:
-        """A tensor has these labels."""
+        """Record that a tensor has these labels."""
         if value.constant is not None:
             if np.any(np.asarray(value.constant) != 0):
                 self.union.none(labels, "a constant is added to it, or stands beside it in a choice")
@@ -147,19 +148,19 @@ class Symmetric:
         self._todo += [*self.readers.get(value, ()), *([self.made[value]] if value in self.made else [])]
 
     def pin(self, value: Value, why: str) -> None:
-        """A tensor has the factor 1."""
+        """Record that a tensor has the factor 1."""
         self._pinned.setdefault(value, why)
         if value in self.labels:
             self.union.none(self.labels[value], why)
 
     def refuse(self, eqn: Equation, why: str) -> None:
-        """All tensors of an equation have the factor 1."""
+        """Give all tensors of an equation the factor 1."""
         for value in (*eqn.inputs, *eqn.outputs):
             if value.constant is None:
                 self.pin(value, why)
 
     def known(self, values: Sequence[Value]) -> list[Value]:
-        """Those that have labels."""
+        """The values that have labels."""
         return [value for value in values if value in self.labels]
 
     def from_layers(self, value: Value) -> bool:
@@ -181,7 +182,7 @@ class Symmetric:
         return self._layered.setdefault(value, False)
 
     def _forbidden(self, value: Value) -> str | None:
-        """Why a tensor may not change, None where it may."""
+        """Why a tensor may not change; None if it may."""
         if not value.is_float:
             return "it is no float tensor"
         if value in self._returned:
@@ -203,7 +204,7 @@ class Symmetric:
         return None if self._path[value] in self._parameters else f"{self._path[value]!r} is no parameter"
 
     def result(self, leaves: Sequence[Leaf], why: Mapping[str, str]) -> Symmetries:
-        """What has free labels."""
+        """Everything that has free labels."""
         free = {value: compressed(self.union.free(labels)) for value, labels in self.labels.items()}
         states = {leaf: free[leaf.after] for leaf in leaves if free[leaf.after].size > 1}
         own = np.unique(np.abs(np.concatenate([[0], *(labels.ravel() for labels in states.values())])))[1:]

@@ -1,8 +1,9 @@
-"""A scale for every row of an embedding table.
+"""Gives every row of an embedding table its own scale.
 
-One scale for a whole table must cover its greatest number, so the rows of rare words with great numbers decide about
-those of common ones. With a scale per row each row uses all codes. What is looked up gets a quantizer of its own, which
-covers the rows that the data ask for; the step between is one rounding in integers (`qjax.ops.embed_rows`).
+A single scale for a whole table must cover its greatest number, so large numbers in the rows of rare words determine
+the resolution of common ones. With a scale per row, each row uses all codes. The looked-up rows get a separate
+quantizer, which covers the rows that the data ask for; one rounding in integers converts between them
+(`qjax.ops.embed_rows`).
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from qjax.recipe.recipe import Override, Recipe
 
 
 def tables_of(qmodel: QuantizedModel) -> list[str]:
-    """The quantizers of embedding tables that have one scale and could have one for each row."""
-    # a table of a function of integers is no parameter
+    """The quantizers of embedding tables that have one scale and could have one per row."""
+    # A table that represents a function of integers is not a parameter.
     parameters = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(qmodel.model))}
     found: list[str] = []
     for name, (kind, _, op, shape) in qmodel.plan.details:
@@ -28,14 +29,14 @@ def tables_of(qmodel: QuantizedModel) -> list[str]:
 
 
 def row_scales(qmodel: QuantizedModel, recipe: Recipe) -> Recipe:
-    """The recipe by which `quantize` gives every embedding table of a model a scale for each row.
+    """Return a recipe with which `quantize` gives every embedding table of a model a scale per row.
 
     Args:
-      qmodel: made by `recipe`; it is not changed.
+      qmodel: a model made by `recipe`; it is not changed.
       recipe: the recipe that made it.
 
     Raises:
-      ValueError: no table with one scale.
+      ValueError: there is no table with one scale.
     """
     check_quantized(qmodel, "row_scales")
     names = tables_of(qmodel)

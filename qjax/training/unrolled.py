@@ -1,8 +1,8 @@
-"""A traced program whose scans over layers, and whose rematerialised parts, are written out.
+"""Unrolls the scans over layers, and the rematerialised parts, of a traced program.
 
-A walk stops in front of every layer, so each layer of a scan has to be an equation of its own. Its parameters are
-entries of the scan's stacks and become inputs of the program ("blocks/up/kernel[2]"); so do the numbers of its
-quantizers. Loops over time stay: they repeat one layer.
+A walk stops before every layer, so each layer of a scan has to be an equation of its own. Its parameters, entries of
+the scan's stacks, become inputs of the program ("blocks/up/kernel[2]"), and so do the numbers of its quantizers. Loops
+over time are not unrolled, because they repeat one layer.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from qjax.tracing.rewrites.inline import inlined
 from qjax.training.scan_layers import Index, part_name
 
 Known = dict[Value, Value]
-"""The values of a body -> those of the iteration that is written."""
+"""The values of a body -> the values in the iteration that is being unrolled."""
 
 
 def unrolled(call: Call, quantizers: Mapping[str, Quantizer]) -> Call:
-    """The same call without scans over layers and without `remat`; the call itself where it has neither."""
+    """The same call without scans over layers and without `remat`; the call itself if it has neither."""
     program = call.traced.program
     if all(eqn.body is None or eqn in call.annotation.timed for eqn in program.equations):
         return call
@@ -58,7 +58,7 @@ class _Writer:
         return tuple(known.get(value, value) for value in program.outputs)
 
     def _written(self, equations: Sequence[Equation], known: Known, index: Index) -> list[Equation]:
-        """The equations of one iteration; index: the iterations of the scans around it."""
+        """The equations of one iteration. index: the iterations of the scans around it."""
         found: list[Equation] = []
         for eqn in equations:
             if eqn.body is None or eqn in self._old.timed:
@@ -70,7 +70,7 @@ class _Writer:
         return found
 
     def _inlined(self, eqn: Equation, body: Program, known: Known, index: Index) -> list[Equation]:
-        """A rematerialised part, in its place."""
+        """The equations of a rematerialised part, inlined."""
         found, inner = list[Equation](), Known()
         for outer, value in zip(eqn.inputs, body.inputs, strict=True):
             found += self._entered(value, known.get(outer, outer), inner, index, eqn)
@@ -107,7 +107,7 @@ class _Writer:
         return found
 
     def _part(self, stack: Value, step: int, eqn: Equation) -> tuple[list[Equation], Value]:
-        """Entry `step` of what a scan runs along: of a parameter, an input of the program."""
+        """Entry `step` of an array that a scan iterates over; for a parameter, it is an input of the program."""
         if stack.constant is not None:
             return [], Value(stack.shape[1:], stack.dtype, stack.constant[step])
         if stack not in self._state:
@@ -121,7 +121,7 @@ class _Writer:
         return [], self._parts[stack, step]
 
     def _entered(self, value: Value, source: Value, known: Known, index: Index, eqn: Equation) -> list[Equation]:
-        """Let `value` be `source`; where `value` has a quantizer of its own, by an equation that does nothing."""
+        """Let `value` be `source`; if `value` has its own quantizer, through an equation that does nothing."""
         if value not in self._old.values:
             known[value] = source
             return []
@@ -133,7 +133,7 @@ class _Writer:
     # ------------------------------------------------------------------ copies
 
     def _copied(self, eqn: Equation, known: Known, index: Index) -> Equation:
-        """An equation with the values of an iteration, and with what the annotation says of it."""
+        """A copy of an equation with the values of an iteration and the annotation of the original."""
         if not index and all(known.get(value, value) is value for value in eqn.inputs):
             new = eqn
             known.update((value, self._value(value, index, keep=True)) for value in eqn.outputs)
@@ -148,7 +148,7 @@ class _Writer:
         return new
 
     def _body(self, body: Program, index: Index) -> Program:
-        """The body of a loop over time, once for each iteration of the scans around it."""
+        """The body of a loop over time, copied for each iteration of the scans around it."""
         known: Known = {value: self._value(value, index) for value in body.inputs}
         equations = tuple(self._copied(eqn, known, index) for eqn in body.equations)
         return Program(tuple(known[value] for value in body.inputs), self._outputs(body, known), equations)
@@ -171,7 +171,7 @@ class _Writer:
             self._kept(eqn.body)
 
     def _kept(self, body: Program) -> None:
-        """Take over what is noted of a loop over time that stays as it is."""
+        """Copy the annotation of a loop over time that is not unrolled."""
         for value in body.inputs:
             self._value(value, (), keep=True)
         for eqn in body.equations:
@@ -180,7 +180,7 @@ class _Writer:
             self._noted(eqn, eqn, ())
 
     def _value(self, value: Value, index: Index, *, keep: bool = False) -> Value:
-        """A value of an iteration, with what the annotation says of it."""
+        """A value of an iteration, with the annotation of the original."""
         new = value if keep else dataclasses.replace(value)
         for name in ("values", "grids"):
             if value in getattr(self._old, name):
@@ -190,7 +190,7 @@ class _Writer:
         return new
 
     def _place(self, place: Place, index: Index) -> Place:
-        """The place of one iteration. Its quantizer is an entry of a stack unless all iterations share it."""
+        """The place in one iteration. Its quantizer is an entry of a stack unless all iterations share it."""
         if not index:
             return place
         own = index[: len(self._quantizers[place.name].stack)]

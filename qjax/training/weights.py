@@ -1,9 +1,9 @@
-"""Weights that are parameters of the model, unchanged, and their codes.
+"""Finds weights that are unchanged parameters of the model, and reads and writes their codes.
 
-The codes of such a weight follow from the weight and its quantizer alone. So methods that look at codes between two
-training steps (how often a code changes, which are frozen) need no forward pass. This does not hold for a weight that
-the model computes from a parameter (transposed, normalised, cast), or that belongs to a scan. `weights_of` names these
-and says why they are left out.
+The codes of such a weight follow from the weight and its quantizer alone. Methods that look at codes between two
+training steps (how often a code changes, which are frozen) therefore need no forward pass. This does not hold for a
+weight that the model computes from a parameter (transposed, normalised, cast), or that belongs to a scan. `weights_of`
+lists these with the reasons.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Weights:
 
 
 def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
-    """Which quantized weights are unchanged parameters.
+    """Find the quantized weights that are unchanged parameters.
 
     Args:
       qmodel: the quantized model.
@@ -52,15 +52,15 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
 
 
 def unchanged(call: Call, plan: Plan, *, repeated: bool = False) -> Weights:
-    """Which quantized weights of a call are unchanged parameters, and why others are not.
+    """Find the quantized weights of a call that are unchanged parameters, and the reasons why others are not.
 
-    repeated: also those that every step of a recurrent layer, or a rematerialised part, reads.
+    repeated: include those that every step of a recurrent layer, or a rematerialised part, reads.
     """
     traced, annotation = call.traced, call.annotation
     path_of = dict(zip(traced.program.inputs, traced.names, strict=True))
     for eqn in traced.program.walk() if repeated else ():
         if eqn.body is not None:
-            # an equation comes before those of its body
+            # An equation comes before those of its body.
             entering = eqn.inputs[: eqn.params["num_consts"]] if eqn.is_scan else eqn.inputs
             inside = zip(eqn.body.inputs, entering, strict=False)
             path_of |= {value: path_of[outer] for value, outer in inside if outer in path_of}
@@ -84,16 +84,17 @@ def unchanged(call: Call, plan: Plan, *, repeated: bool = False) -> Weights:
 
 
 def parameters(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, nnx.Variable[Any] | Part]:
-    """Name -> the variable itself, or one layer of a scan's: writing to it changes the model.
+    """Name -> the variable itself, or one layer of a scan; writing to it changes the model.
 
     Raises:
-      ValueError: a name that is no parameter of the model.
+      ValueError: a name is not a parameter of the model.
     """
     known = {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(qmodel.model))}
     wanted = list(names)
     if frozen := [name for name in wanted if isinstance(known.get(split(name, known)[0]), FrozenParam)]:
         raise ValueError(
-            f"Expected parameters in float, got {', '.join(map(repr, frozen))}, which freeze_base made codes. Call "
+            f"Expected parameters in float, got {', '.join(map(repr, frozen))}, which freeze_base stored as codes. "
+            "Call "
             "qjax.training.thaw_base(qmodel) first."
         )
     found = {name: part_of(known, qmodel.plan.by_name, name) for name in wanted}
@@ -113,7 +114,7 @@ def quantized_weights(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str,
 
 
 def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Array]:
-    """Name -> the weight's codes now, int32 of the weight's shape, without the zero point: `real = code * scale`.
+    """Name -> the weight's present codes, int32 in the weight's shape, without the zero point: `weight = code * scale`.
 
     Works under `jit`. NaN becomes 0.
 
@@ -126,7 +127,7 @@ def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Arra
 
 
 def code_bounds(grid: Quantized) -> tuple[jax.Array, jax.Array]:
-    """The least and the greatest code of every weight, without the zero point: float32 of the weight's shape."""
+    """The least and the greatest code of every weight, without the zero point: float32 in the weight's shape."""
     spec, shape = grid.qparams.spec, grid.codes.shape
     zero_point = broadcast_to_tensor(grid.qparams.integer_zero_point(), spec, shape)
     low, high = centered_bounds(zero_point, spec.qmin, spec.qmax)
@@ -136,16 +137,16 @@ def code_bounds(grid: Quantized) -> tuple[jax.Array, jax.Array]:
 def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
     """Set weights to these codes: each weight becomes `code * scale` under its present scale.
 
-    The forward pass, `convert` and everything else then find exactly these codes, since `code * scale / scale` is less
-    than 0.01 from the code in float32, for 16 bits too. Inside `jit`, where codes cannot be checked, the forward clips
-    those that lie beyond the grid.
+    The forward pass, `convert` and everything else then find exactly these codes, because `code * scale / scale` is
+    less than 0.01 from the code in float32, for 16 bits too. Inside `jit`, where codes cannot be checked, the forward
+    clips those that lie beyond the grid.
 
     Args:
       qmodel: the quantized model; the named weights are changed.
       codes: name -> integers of the weight's shape, without the zero point, as from `codes_of`.
 
     Raises:
-      ValueError: a name that is no parameter, another shape, codes beyond the grid, or a scale that follows its weight.
+      ValueError: a name is not a parameter; a shape differs; codes lie beyond the grid; a scale follows its weight.
     """
     values = Stacks(qmodel.quantizer_values())
     for name, parameter in parameters(qmodel, codes).items():
@@ -154,7 +155,7 @@ def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
             raise ValueError(f"set_codes: {name!r}: expected codes of shape {shape}, got {jnp.shape(codes[name])}.")
         if quantizer.follows_tensor:
             raise ValueError(
-                f"set_codes: {name!r} has a scale that follows the weight, so codes do not hold it in place. Quantize "
+                f"set_codes: {name!r} has a scale that follows the weight, so it would not keep these codes. Quantize "
                 'with weight_method="lsq" or "static".'
             )
         grid = quantizer(values[name], parameter[...])

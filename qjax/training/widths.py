@@ -1,4 +1,4 @@
-"""Other widths for the quantizers of a model, in place, and the recipe by which `quantize` gives the same ones."""
+"""Changes the bit widths of a model's quantizers in place, and derives the recipe for the same widths."""
 
 import dataclasses
 import re
@@ -20,13 +20,13 @@ from qjax.recipe.keys import ancestors
 from qjax.recipe.recipe import Override, Recipe
 
 MARGIN = 2.0
-"""More than 8 bits cover this multiple of the range that was seen. Other inputs reach further, and one bit is cheap."""
+"""Ranges with more than 8 bits are widened by this factor, because other inputs reach further and one bit is cheap."""
 
 
 def set_bits(
     qmodel: QuantizedModel, bits: Mapping[str, int], ranges: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> None:
-    """Give quantizers other widths in place.
+    """Set other bit widths in place.
 
     The scales of weights cover the weights exactly, those of activations the given ranges, with a margin at 16 bits.
     """
@@ -44,7 +44,7 @@ def set_bits(
 
 
 def replace_quantizers(qmodel: QuantizedModel, changed: Mapping[str, tuple[Quantizer, QParams]]) -> None:
-    """Give a model other quantizers with these quantization parameters, in place."""
+    """Replace quantizers of a model, with these quantization parameters, in place."""
     plan, kinds = qmodel.plan, kinds_of(qmodel)
     values: dict[str, Mapping[str, Any]] = {
         **qmodel.quantizers.named(),
@@ -67,7 +67,7 @@ def _with_margin(ends: tuple[np.ndarray, np.ndarray], width: int) -> tuple[np.nd
 
 
 def kinds_of(qmodel: QuantizedModel) -> dict[str, str]:
-    """Name of a quantizer -> "weight" or what else its tensor is."""
+    """Name of a quantizer -> the kind of its tensor, such as "weight"."""
     return {name: detail[0] for name, detail in qmodel.plan.details}
 
 
@@ -84,13 +84,13 @@ def _of_weight(qmodel: QuantizedModel, name: str, q: Quantizer) -> QParams:
 
 
 def recipe_with(recipe: Recipe, qmodel: QuantizedModel, names: Iterable[str]) -> Recipe:
-    """The recipe by which `quantize` gives these quantizers the widths that they have in `qmodel`."""
+    """Derive the recipe with which `quantize` gives these quantizers the widths that they have in `qmodel`."""
     details, quantizers = dict(qmodel.plan.details), qmodel.plan.by_name
     specs = {name: quantizers[name].spec for name in names}
     weights = {name: spec for name, spec in specs.items() if details[name][0] == "weight"}
     specs = {name: spec for name, spec in specs.items() if name not in weights}
-    # A quantizer often has its module's name. An override of it then also covers the quantizers inside of the module,
-    # so these get overrides with their own specs.
+    # A quantizer often has its module's name. An override of it then also covers the quantizers inside the module, so
+    # these get overrides with their own specs.
     for name, (kind, module, *_) in details.items():
         if kind != "weight" and name not in specs and any(path in specs for path in ancestors(module)):
             specs[name] = quantizers[name].spec

@@ -68,7 +68,7 @@ def test_keyword_only_arguments_follow_the_positional_ones():
     variables = Named().init(KEY, x=X, scale=X[:, :2], train=False)
     model = qjax.from_linen(Named(), variables, evaluation={"train": False}, training={"train": True})
     exact_graph(model, (X, X[:, :2]))
-    with pytest.raises(TypeError, match=r"Named: missing a required .*'scale'.* is stated for each mode, from_linen\("):
+    with pytest.raises(TypeError, match=r"Named: missing a required .*'scale'.*for each mode: from_linen\("):
         model(X)
     with pytest.raises(TypeError, match="too many positional arguments"):
         qjax.from_linen(Named(), variables)(X, X[:, :2], False, True)
@@ -81,7 +81,7 @@ def test_a_flag_of_nnx_by_keyword():
     assert not np.array_equal(graphs[0](X, True), graphs[1](X, False))
     with pytest.raises(TypeError, match="expected True, with which the model was converted, got False"):
         graphs[0](X, False)
-    with pytest.raises(TypeError, match=r"missing a required .*'deterministic'.* flags and None among them"):
+    with pytest.raises(TypeError, match=r"missing a required .*'deterministic'.* including flags and None"):
         qjax.quantize(NamedNnx(), qjax.Recipe(), X)
 
 

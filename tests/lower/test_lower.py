@@ -71,7 +71,7 @@ UNCONVERTIBLE = {
     "half of the batch": (
         lambda m, x: m.b(m.a(x))[: x.shape[0] // 2],
         r"limit of 'slice' \(slice\): \[2, 4\] on a batch of 4 becomes \[4, 4\] on one of 8",
-        "A graph takes any batch",
+        "A graph accepts any batch",
     ),
 }
 
