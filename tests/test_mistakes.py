@@ -293,7 +293,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a product of width 0": (
         lambda: qjax.quantize(qjax.from_function(lambda w, x: x @ w, X.T[:, :0]), qjax.Recipe(), X),
         ValueError,
-        r"Got shape \(16, 0\): .*remove the layer or the slice of width 0",
+        r"got shape \(16, 0\): .*remove the layer or the slice of width 0",
     ),
     "a constant of jnp as a number": (
         lambda: qjax.quantize(

@@ -238,7 +238,7 @@ def test_invalid_recipes(kwargs, error, message):
     ("kwargs", "message"),
     [
         ({"overrides": {"head": Override(activations=QSpec(axis=-1))}}, "'head'.*per-tensor"),
-        ({"weights": QSpec(axis=0)}, "output channels only"),
+        ({"weights": QSpec(axis=0)}, "expected scales along the output channels"),
         (
             {"weights": QSpec(symmetric=False, axis=-1), "weight_method": "tqt"},
             "power-of-two thresholds need symmetric",

@@ -1,4 +1,4 @@
-"""What each part of a model costs: sensitivity per layer, bits per layer within a budget, statistics per tensor."""
+"""Measures what each part of a model costs: sensitivity per layer, bits per layer in a budget, tensor statistics."""
 
 from qjax.analysis.effect import Effect
 from qjax.analysis.search import Budget, Candidate, LayerChoice, Point, SearchResult, search

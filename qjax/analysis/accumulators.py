@@ -1,8 +1,8 @@
-"""How wide the accumulators of a graph must be: for the worst input, and on data.
+"""Reports how wide the accumulators of a graph must be: for the worst input, and on data.
 
-Per node with weights: the bits that the worst input needs, the bits that the data needed, and what a given register
-(the node's own, or one to try) does to the sums. The int16 pairs of vpmaddubsw are always reported too: FBGEMM, oneDNN
-and ONNX Runtime use them on a CPU without VNNI, where a graph that is exact here may saturate.
+For each node with weights it lists the bits that the worst input needs, the bits that the data needed, and what a given
+register (the node's own, or one to try) does to the sums. The int16 pairs of vpmaddubsw are always reported too,
+because FBGEMM, oneDNN and ONNX Runtime use them on a CPU without VNNI, where a graph that is exact here may saturate.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ _PAIRS = Accumulator(pairs=True)
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """Counts and extremes over all batches; the node was given the codes that the graph itself arrives at.
+    """Counts and extremes over all batches; the node receives the codes that the graph itself computes.
 
-    sums: outputs looked at. low, high, bits: of the finished sums of products, without the bias; partial_low,
-    partial_high, partial_bits: of every sum on the way as well. All of these are in unbounded integers.
+    sums: number of outputs. low, high, bits: of the finished sums of products, without the bias; partial_low,
+    partial_high, partial_bits: including all partial sums. All of these are in unbounded integers.
     overflowed: finished sums that the register cannot hold. saturated: additions that the register, or an int16 pair,
-    clamped. changed: finished sums that the register gives wrongly. codes_changed: output codes that differ from
-    those of exact sums; None where int32 itself cannot hold the exact sums.
+    clamped. changed: finished sums that are wrong in the register. codes_changed: output codes that differ from those
+    of exact sums; None where int32 itself cannot hold the exact sums.
     pairs: sums of two neighbouring products. pairs_saturated: those that vpmaddubsw clamps. None where the operands
     have more than 8 bits.
     """
@@ -67,19 +67,19 @@ class Observed:
 
     @property
     def partial_bits(self) -> int:
-        """The bits that hold every partial sum: what a saturating register needs in order not to saturate."""
+        """The bits that hold every partial sum, which a saturating register needs in order not to saturate."""
         return bits_for(self.partial_low, self.partial_high)
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeAccumulator:
-    """One node with weights.
+    """The accumulator of one node with weights.
 
-    products: how many are summed. accumulator: the register that the figures are about.
-    low, high: the worst case of the sum of products, over all input codes; all partial sums lie within it too.
-    total_low, total_high: the same for the int32 that is rescaled: behind the register, with the bias.
-    weight_pairs: pairs of neighbouring weights; pairs_at_risk: those that some two codes make vpmaddubsw clamp.
-      None where the operands have more than 8 bits. Signed codes count as unsigned ones, from their least code up.
+    products: how many are summed. accumulator: the register to which the figures refer.
+    low, high: the worst case of the sum of products, over all input codes; it bounds all partial sums too.
+    total_low, total_high: the same for the int32 that is rescaled: the register's sum plus the bias.
+    weight_pairs: pairs of neighbouring weights; pairs_at_risk: those that vpmaddubsw clamps for some pair of codes.
+      None where the operands have more than 8 bits. Signed codes are shifted to unsigned ones by their least code.
     observed: None without data.
     """
 
@@ -98,23 +98,23 @@ class NodeAccumulator:
 
     @property
     def bits(self) -> int:
-        """The bits that no input can overflow."""
+        """The width that no input can overflow."""
         return bits_for(self.low, self.high)
 
     @property
     def total_bits(self) -> int:
-        """The bits that the accumulator with its bias needs in the worst case."""
+        """The width that the accumulator with its bias needs in the worst case."""
         return bits_for(self.total_low, self.total_high)
 
     @property
     def headroom(self) -> int:
-        """The register's bits that no input needs; negative where some input overflows it."""
+        """The bits of the register that no input needs; negative if some input overflows it."""
         return self.accumulator.bits - self.bits
 
 
 @dataclasses.dataclass(frozen=True)
 class AccumulatorReport(Printed):
-    """The result of `accumulators`. `str(report)` is a table."""
+    """The result of `accumulators`; `str(report)` is a table."""
 
     nodes: tuple[NodeAccumulator, ...]
     examples: int
@@ -126,12 +126,12 @@ class AccumulatorReport(Printed):
 
     @property
     def observed_bits(self) -> int | None:
-        """The narrowest register that the data did not overflow, partial sums included; None without data."""
+        """The narrowest register that the data did not overflow, including partial sums; None without data."""
         found = [node.observed.partial_bits for node in self.nodes if node.observed is not None]
         return max(found, default=None)
 
     def parts(self) -> list[Grid | str]:
-        """A table and a line."""
+        """A table and a summary line."""
         header = ["node", "op", "products", "register", "bits, worst", "headroom", "pairs at risk"]
         if self.examples:
             header += ["observed", "bits", "bits, partial", "overflow", "additions cut", "sums changed"]
@@ -163,11 +163,11 @@ def accumulators(
     """The bits that a graph's accumulators need in the worst case and, given batches, on data.
 
     Args:
-      graph: what `convert` or `load` returned.
-      batches: a list of float arrays, or of tuples of the graph's inputs; with `inputs`, of anything.
-      inputs: what of a batch the graph is called with.
-      accumulator: a register to try on every node; None takes each node's own. It changes what is counted, not the
-        codes that flow through the graph.
+      graph: a graph from `convert` or `load`.
+      batches: a list of float arrays, or of tuples of the graph's inputs; with `inputs`, a list of anything.
+      inputs: picks the graph's inputs out of a batch.
+      accumulator: a register to try on every node; None uses each node's own. It changes the counts, but not the codes
+        that flow through the graph.
     """
     if not isinstance(graph, IntegerGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
@@ -180,7 +180,7 @@ def accumulators(
     examples, seen = (
         (0, {}) if batches is None else _observe(graph, tried, weighted, Batches(batches, inputs, "accumulators"))
     )
-    nodes = tuple(_described(tried, tried.nodes[index], seen.get(index)) for index in weighted)
+    nodes = tuple(_describe(tried, tried.nodes[index], seen.get(index)) for index in weighted)
     return AccumulatorReport(nodes, examples)
 
 
@@ -189,7 +189,7 @@ def _has_weight(node: Node) -> bool:
 
 
 def _with_accumulator(graph: Graph, accumulator: Accumulator) -> Graph:
-    """The graph with another register in every node with weights."""
+    """The graph with another register in all nodes with weights."""
     nodes: list[Node] = []
     for node in graph.nodes:
         if _has_weight(node):
@@ -206,7 +206,7 @@ def _register(graph: Graph, node: Node) -> Accumulator:
     return accumulator.on(graph.tensors[node.inputs[0]].dtype, graph.tensors[node.constants["kernel"]].dtype)
 
 
-def _described(graph: Graph, node: Node, observed: Observed | None) -> NodeAccumulator:
+def _describe(graph: Graph, node: Node, observed: Observed | None) -> NodeAccumulator:
     register = _register(graph, node)
     products, total = product_bounds(graph, node, stored=register.operands == "codes"), bounds(graph, node)
     assert products is not None
@@ -234,7 +234,7 @@ def _described(graph: Graph, node: Node, observed: Observed | None) -> NodeAccum
 
 
 def _unsigned_shift(graph: Graph, node: Node) -> int | None:
-    """What makes a node's codes unsigned, or None where vpmaddubsw does not take its operands."""
+    """The shift that makes a node's codes unsigned; None if vpmaddubsw cannot take its operands."""
     x, kernel = graph.tensors[node.inputs[0]], graph.tensors[node.constants["kernel"]]
     if x.dtype not in ("int8", "uint8") or kernel.dtype != "int8":
         return None
@@ -249,7 +249,7 @@ def _rows(graph: Graph, node: Node, constants: Mapping[str, Any], x: Any, accumu
 
 
 def _pairs_at_risk(graph: Graph, node: Node, register: Accumulator) -> tuple[int, int] | None:
-    """How many pairs of weights there are, and how many of them can saturate."""
+    """The number of pairs of weights, and how many of them can saturate."""
     shift, x = _unsigned_shift(graph, node), graph.tensors[node.inputs[0]]
     if shift is None or x.quantization is None:
         return None
@@ -296,7 +296,7 @@ def _observe(
         if size == 0:
             continue
         examples += size
-        with jax.enable_x64(True):  # Counts and wide sums need int64.
+        with jax.enable_x64(True):  # counts and wide sums need int64
             counts = jax.device_get(measure(codes, *constants))
         for index, found in counts.items():
             total = totals.setdefault(index, {})
@@ -309,7 +309,7 @@ def _observe(
 
 
 def _fits_int32(exact: Graph, node: Node, tried: Node) -> bool:
-    """Whether no input takes the exact sums, or those that the register to try is about, beyond int32."""
+    """Whether int32 holds the exact sums, and those of the register to try, for every input."""
     stored = Accumulator.of_json(tried.attributes.get("accumulator")).operands == "codes"
     total, products = bounds(exact, node), product_bounds(exact, node, stored=stored)
     assert total is not None
@@ -319,10 +319,10 @@ def _fits_int32(exact: Graph, node: Node, tried: Node) -> bool:
 
 
 def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, fits: bool) -> dict[str, Any]:
-    """The fields of `Observed` for one node on one batch; x: the codes of its input."""
+    """The fields of `Observed` for one node on one batch. x: the codes of its input."""
     register = _register(graph, node)
     zero_point = jnp.asarray(constants["zero_point0"])
-    # Sum in the register's own order. Positions outside of the image hold the code of zero.
+    # Sum in the register's own order. Positions outside the image hold the code of zero.
     rows = _rows(graph, node, constants, x, dataclasses.replace(register, padding="zero_point"))
     subtracted = jnp.zeros_like(zero_point) if register.operands == "codes" else zero_point
     total, low, high = running_sums(rows.x, rows.w, subtracted, jnp.int32 if fits else jnp.int64)
@@ -340,8 +340,8 @@ def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, 
         found |= {"pairs": np.int64(-(-paired.x.shape[0] // 2) * total.size), "pairs_saturated": _count(events)}
         if register.pairs:
             saturated = _count(events)
-            # Subtract the zero point times all weights at once. Weights that met padding instead of a code get it back
-            # below.
+            # Subtract the zero point times all weights at once. For weights that met padding instead of a code it is
+            # added back below.
             given = jnp.sum(paired.w, axis=0, dtype=jnp.int32)[:, None, :] * zero_point
             held = paired.restore(pairs - jnp.broadcast_to(given, pairs.shape))
             if paired.outside is not None:

@@ -1,4 +1,4 @@
-"""What a set of quantizers does to the output of a model: noise against the float model, change of loss and metric."""
+"""Measures what a set of quantizers does to a model's output: noise against float, and changes of loss and metric."""
 
 import dataclasses
 import math
@@ -12,15 +12,15 @@ from qjax.analysis.switched import SwitchedModel
 from qjax.support.batches import batch_size
 
 Score = Callable[[Any, Any], Any]
-"""(output of the model, batch) -> scalar, a mean over the examples of the batch."""
+"""A function of (output of the model, batch) that returns a scalar, the mean over the examples of the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """Against the float model, over all batches.
+    """The difference from the float model, over all batches.
 
-    noise: `sum (y - y_q)^2 / sum y^2` over every float output; 0 where nothing differs. loss, metric: how much they
-    changed; None where they were not asked for. A metric's change is negative where quantization hurts it.
+    noise: `sum (y - y_q)^2 / sum y^2` over every float output; 0 where nothing differs. loss, metric: their changes;
+    None if they were not asked for. The change of a metric is negative where quantization hurts it.
     """
 
     noise: float
@@ -53,7 +53,7 @@ def decibels(noise: float) -> float:
 
 
 def finite(value: float | None) -> float | None:
-    """The number where JSON has it, else None."""
+    """The number if JSON can represent it, otherwise None."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -69,7 +69,7 @@ def measure(
     """Run every set of quantizers on every batch; sums are float64 on the host.
 
     Args:
-      batches: pairs of a batch and the arguments of its call, as `Batches` yields them. what: who calls, for messages.
+      batches: pairs of a batch and the arguments of its call, as `Batches` yields them. what: the caller, for messages.
     """
     chosen = [frozenset(), *map(frozenset, sets)]
     distinct = list(dict.fromkeys(chosen))
@@ -122,7 +122,7 @@ def _power(y: np.ndarray) -> float:
 
 
 def _distance(y: np.ndarray, q: np.ndarray) -> float:
-    """`sum (y - q)^2`; equal infinities, a mask's, differ by nothing."""
+    """`sum (y - q)^2`; equal infinities, such as those of a mask, contribute nothing."""
     different = y != q
     return float(np.sum(np.square(y[different] - q[different])))
 
@@ -135,6 +135,7 @@ def _scalar(value: Any, name: str, what: str) -> float:
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(
-            f"{what}: {name}(output, batch) must return one number, the mean over the batch. Got shape {array.shape}."
+            f"{what}: expected {name}(output, batch) to return one number, the mean over the batch, got shape "
+            f"{array.shape}."
         )
     return float(array.reshape(()))

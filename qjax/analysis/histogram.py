@@ -1,7 +1,7 @@
-"""Histograms over the grid of a quantizer: of the values in front of it, and of the codes behind it.
+"""Histograms over the grid of a quantizer: of the values that it receives, and of the codes that it produces.
 
-Both have the same axis, in steps: code `c` covers `[c - 1/2, c + 1/2)`. Up to 32 codes, every code has a bar of its
-own, and the values in front have eight bars for each. Wider grids join neighbouring codes to at most 128 bars.
+Both have the same axis, in steps: code `c` covers `[c - 1/2, c + 1/2)`. With up to 32 codes, every code has its own
+bar, and the values have eight bars for each code. Wider grids combine neighbouring codes into at most 128 bars.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ _PARTS = 8
 class Histogram:
     """Counts over equally wide bars, in steps of the scale from the least code.
 
-    after: how many codes fall into each bar, from the least code on. width: codes in a bar.
-    before: how many values fall into each bar. before_width: of these bars. before_start: where they start, below the
-    least code; the first and the last bar also hold what lies beyond them.
+    after: how many codes fall into each bar, from the least code on. width: codes per bar.
+    before: how many values fall into each bar. before_width: the width of these bars. before_start: where they begin,
+    below the least code; the first and the last bar also count everything beyond them.
     """
 
     after: tuple[int, ...]
@@ -34,7 +34,7 @@ class Histogram:
 
 
 def _layout(levels: int) -> tuple[int, float, int, int]:
-    """Codes in a bar, the width of a bar of values, how many of those on the grid, and how many on each side of it."""
+    """(codes per bar, width of a bar of values, number of bars on the grid, number of bars on each side of it)."""
     if levels <= _FINE_LEVELS:
         return 1, 1 / _PARTS, levels * _PARTS, max(_PARTS, levels)
     group = -(-levels // _BARS)
@@ -43,7 +43,7 @@ def _layout(levels: int) -> tuple[int, float, int, int]:
 
 
 def fine_counts(x: jax.Array, scale: jax.Array, zero_point: jax.Array, spec: QSpec) -> jax.Array:
-    """int32 [bars]: the values in front of a quantizer. x: float32. scale, zero_point: broadcast against x."""
+    """int32 [bars]: counts of the values before a quantizer. x: float32. scale, zero_point: broadcast against x."""
     _, width, bars, margin = _layout(spec.levels)
     steps = x / scale + (zero_point - np.int32(spec.qmin)).astype(jnp.float32) + np.float32(0.5)
     # Float codes saturate here, so infinities and far outliers fall into the last bar.

@@ -1,8 +1,8 @@
-"""Choose one option for every unit, with the least total cost within limits on two resources; exactly.
+"""Chooses one option for every unit, with the least total cost within limits on two resources; the solution is exact.
 
-Dynamic programming over the Pareto frontier: after each unit, combinations that another one beats in every respect are
-dropped. At the end every useful trade of resources against cost remains. Resources are integers. Costs are added from
-the first unit to the last, so dropping `a >= b` is safe in floating point too: rounding is monotone, so
+It is dynamic programming over the Pareto frontier: after each unit, combinations that another one beats in every
+respect are dropped. At the end every useful trade-off of resources against cost remains. Resources are integers. Costs
+are added from the first unit to the last, so dropping `a >= b` is safe in floating point too: rounding is monotone, so
 `a + c >= b + c`.
 """
 
@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Sequence
 
 LIMIT = 20_000
-"""Combinations kept per unit. A larger frontier is thinned, and then the result may not be the best."""
+"""The most combinations kept per unit. A larger frontier is thinned, and then the result may not be the best."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What choosing it takes of each resource, and what it costs."""
+    """One option of a unit: what it uses of each resource, and its cost."""
 
     size: int
     mac_bits: int
@@ -36,7 +36,7 @@ class Combination:
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-    """The combinations that none of the others beats, by rising size; exact: whether none was thinned out."""
+    """The combinations that no other one beats, by rising size; exact: whether none was thinned out."""
 
     combinations: tuple[Combination, ...]
     exact: bool
@@ -50,12 +50,12 @@ def frontier(
     by: tuple[bool, bool] = (True, True),
     limit: int = LIMIT,
 ) -> Frontier:
-    """The combinations within the limits that no other one equals or beats in cost and in the resources that count.
+    """The combinations within the limits that no other one equals or beats in cost and in the counted resources.
 
     Args:
-      size, mac_bits: the most that a combination may take; None is no limit.
-      by: whether size, and whether mac_bits, count in comparing two combinations. A resource with a limit must.
-      limit: how many combinations to keep on the way.
+      size, mac_bits: the most that a combination may use; None is no limit.
+      by: whether size, and whether mac_bits, count when two combinations are compared. A limited resource must count.
+      limit: how many combinations to keep after each unit.
     """
     if any(not options for options in units):
         raise ValueError("frontier: every unit needs at least one option.")
@@ -79,16 +79,16 @@ def frontier(
         ]
         found = _undominated(grown, by)
         if len(found) > limit:
-            found, exact = _thinned(found, by, limit), False
+            found, exact = _thin(found, by, limit), False
     return Frontier(tuple(found), exact)
 
 
 def _undominated(combinations: list[Combination], by: tuple[bool, bool]) -> list[Combination]:
-    """A sweep by rising size; `macs` and `costs` are the staircase of what was kept: rising and falling."""
+    """Sweep by rising size; `macs` and `costs` are the staircase of the combinations kept: rising and falling."""
 
     def key(c: Combination) -> tuple[float, ...]:
         first = (c.size if by[0] else 0, c.mac_bits if by[1] else 0)
-        # Of equal combinations, take the smaller one, also in what is not constrained, and then the first.
+        # Of equal combinations, take the smaller one, also in resources that do not count, and then the first.
         return (*first, c.cost, c.size, c.mac_bits, *c.picks)
 
     kept: list[Combination] = []
@@ -109,8 +109,8 @@ def _undominated(combinations: list[Combination], by: tuple[bool, bool]) -> list
     return kept
 
 
-def _thinned(combinations: list[Combination], by: tuple[bool, bool], limit: int) -> list[Combination]:
-    """The cheapest of every stretch, and those that take least of each resource, so that a limit stays reachable."""
+def _thin(combinations: list[Combination], by: tuple[bool, bool], limit: int) -> list[Combination]:
+    """The cheapest of every stretch, and those that use least of each resource, so that a limit stays reachable."""
     count = max(2, limit // 2)
     edges = [len(combinations) * i // count for i in range(count + 1)]
     chosen = {min(range(a, b), key=lambda i: combinations[i].cost) for a, b in itertools.pairwise(edges)}

@@ -1,8 +1,8 @@
-"""The layers of a quantized model: which weights, which tensors around them, and how many products they cost.
+"""Lists the layers of a quantized model: their weights, the tensors around them, and their multiplications.
 
-A layer is what owns a weight with a quantizer. Its quantizers are those of the weight, of the tensors that it reads
-and of the tensor behind its chain (bias, batch norm, relu), so one activation may belong to two layers: to the one
-that makes it and to those that read it.
+A layer is whatever owns a weight with a quantizer. Its quantizers are those of the weight, of the tensors that it
+reads, and of the tensor after its chain (bias, batch norm, relu). One activation may therefore belong to several
+layers: to the one that produces it and to those that read it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from qjax.support.batches import batch_size
 from qjax.tracing import Annotation, Place, Program
 
 FLOAT_BITS = 32
-"""What a tensor without a quantizer counts for in products of bits."""
+"""The number of bits of a tensor without a quantizer in products of bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Layer:
     """One weight and its uses.
 
     name: the module's path, or the weight's where a module has several. module: the path. weight: its quantizer.
-    inputs, outputs: the quantizers of what flows in and out; several where the weight is used more than once.
-    parameters: numbers in the weight. macs: multiplications per example, all uses together.
+    inputs, outputs: the quantizers of its inputs and outputs; several where the weight is used more than once.
+    parameters: numbers in the weight. macs: multiplications per example, over all uses.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def quantizers(self) -> frozenset[str]:
-        """All of them."""
+        """All quantizers of the layer."""
         return frozenset((self.weight, *self.inputs, *self.outputs))
 
 
@@ -78,8 +78,9 @@ def read_layers(program: Program, annotation: Annotation, batch: int) -> tuple[L
 def _macs(program: Program, annotation: Annotation, times: int = 1) -> dict[str, int]:
     """Weight -> multiplications of one call.
 
-    Each output is a sum over the weight's axes that it does not keep, so outputs times weights per output; zeros of a
-    padding, or between the inputs of a transposed convolution, count like any other operand. An embedding counts none.
+    Each output is a sum over the weight's axes that the output lacks, so the count is outputs times weights per output.
+    Zeros of a padding, or between the inputs of a transposed convolution, count like any other operand. An embedding
+    counts none.
     """
     totals: dict[str, int] = {}
     for eqn in program.equations:

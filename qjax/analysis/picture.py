@@ -1,4 +1,4 @@
-"""Pictures, drawn by matplotlib where it is installed and only when asked for."""
+"""Draws pictures with matplotlib, which is imported only when a picture is asked for."""
 
 import io
 import os
@@ -12,7 +12,7 @@ BLUE, ORANGE, GREY = "#3b6ea5", "#d08a2e", "#8a8a8a"
 
 
 def draw(path: files.StrPath, size: tuple[float, float], plot: Callable[[Any], None]) -> None:
-    """Write what `plot` draws on a matplotlib figure; the ending of the path says the format. All or nothing."""
+    """Write what `plot` draws on a matplotlib figure, in the format of the path's ending; never a partial file."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ def draw(path: files.StrPath, size: tuple[float, float], plot: Callable[[Any], N
     known = figure.canvas.get_supported_filetypes()
     kind = Path(os.fspath(path)).suffix.lstrip(".").lower()
     if kind not in known:
-        raise ValueError(f"plot: expected a path that ends in one of {', '.join(sorted(known))}. Got {path!s}.")
+        raise ValueError(f"plot: expected a path that ends in one of {', '.join(sorted(known))}, got {path!s}.")
     plot(figure)
     data = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "qjax"}):

@@ -1,4 +1,4 @@
-"""Bits per layer within a budget: measured layer by layer, chosen exactly, checked by quantizing with the choice."""
+"""Searches bits per layer within a budget: measures layer by layer, chooses exactly, and checks the choice."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,42 +42,42 @@ def search(
     activations: bool | None = None,
     progress: bool | None = None,
 ) -> SearchResult:
-    """Choose bits for every layer within a budget, after training and before any quantized training.
+    """Choose bits for every layer within a budget, after float training and before any quantized training.
 
     1. For each number of bits the model is quantized once, and each layer's cost is measured with only its quantizers
        on (`sensitivity`): noise of the output, or the change of a loss or metric.
     2. The costs are added, and the cheapest combination within the budget is found by exact dynamic programming
-       (`analysis.knapsack`). The rest of the model, which is not varied, costs what it costs alone.
-    3. The model is quantized with the chosen recipe, and its cost is measured. `measured` differs from
-       `predicted` where the errors of layers do not simply add up.
+       (`analysis.knapsack`). The cost of the rest of the model, which is not varied, is measured alone and added too.
+    3. The model is quantized with the chosen recipe, and its cost is measured. `measured` differs from `predicted`
+       where the errors of layers do not simply add up.
 
-    With `budget.metric_drop` the smallest of the combinations on the frontier of size and cost is wanted whose
-    *measured* metric has dropped by no more than that. It is found by bisection, each step of which quantizes and
-    measures: what is returned keeps within the drop, and is the smallest if along the frontier a combination with a
-    larger sum of costs never has the better metric.
+    With `budget.metric_drop`, the result is the smallest combination on the frontier of size and cost whose *measured*
+    metric has dropped by no more than that. It is found by bisection, each step of which quantizes and measures. The
+    result always keeps within the drop. It is the smallest if, along the frontier, a combination with a larger sum of
+    costs never has the better metric.
 
     Args:
       model: the float model; it is not changed.
       recipe: everything that is not chosen: the target, scales, observers, bits of the activations that no layer reads.
-        Layers whose weights it overrides, or that it leaves in float, stay as it says.
+        Layers whose weights it overrides, or that it keeps in float, are not varied.
       sample: as for `quantize`.
-      batches: what the costs are measured on; kept in memory. A list of arrays, or of tuples of the call's arguments;
-        with `inputs`, of anything.
+      batches: the data on which costs are measured; they stay in memory. A list of arrays, or of tuples of the call's
+        arguments; with `inputs`, a list of anything.
       budget: the limits, see `Budget`.
       candidates: bits from 2 to 16, and "float". A float layer has no cost here and counts 32 bits; the converted
         graph, if there is one, does not hold integers only. A weight that shares its module with another has no
-        "float".
+        "float" candidate.
       calibration: batches for `calibrate`, in the form of `sample`; None calibrates on the sample alone.
       inputs, loss, metric: as for `sensitivity`.
-      by: which figure to add up; None is the loss if there is one, else the noise. A change for the better counts as 0.
-      activations: whether a layer's bits are also those of the tensors that it reads; layers that read the same tensor
-        then choose together. None: where the budget counts them, that is, where it has `mac_bits`.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      by: which figure to add up; None is the loss if there is one, otherwise the noise. An improvement counts as 0.
+      activations: whether a layer's bits also apply to the tensors that it reads; layers that read the same tensor are
+        then chosen together. None: if the budget counts them, that is, if it has `mac_bits`.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no combination is within the budget; the message says what the least one is.
+      ValueError: no combination is within the budget; the message names the least one.
     """
-    chosen_by = _checked(budget, candidates, loss, metric, by)
+    chosen_by = _check_arguments(budget, candidates, loss, metric, by)
     work = _Work(
         model,
         sample,
@@ -107,7 +107,7 @@ def search(
         fixed = measured.effects[1] if index == 0 else fixed
         whole: dict[int, Candidate] = dict.fromkeys(range(len(space.units)), candidate)
         uniform.append(
-            Point(str(candidate), *_spent(space, whole), _predicted(fixed, costs, whole), measured.effects[0])
+            Point(str(candidate), *_spending(space, whole), _predicted(fixed, costs, whole), measured.effects[0])
         )
     nothing = Effect(0.0, None if loss is None else 0.0, None if metric is None else 0.0)
     costs.update({(i, "float"): nothing for i in range(len(space.units))})
@@ -121,7 +121,8 @@ def search(
     found = frontier(options, size=limits[0], mac_bits=limits[1], by=counts)
     if not found.combinations:
         raise ValueError(
-            f"search: each limit of {budget} can be kept, but not both together. Allow more, or give candidates of "
+            f"search: each limit of {budget} can be met alone, but not both together. Allow more, or give candidates "
+            "of "
             "fewer bits."
         )
 
@@ -137,7 +138,9 @@ def search(
             qmodel = work.quantized(chosen)
             switched = SwitchedModel(qmodel)
             effect = work.measured(switched, [frozenset(switched.names)]).effects[0]
-            point = Point(f"tried {len(tried) + 1}", *_spent(space, choice), _predicted(fixed, costs, choice), effect)
+            point = Point(
+                f"tried {len(tried) + 1}", *_spending(space, choice), _predicted(fixed, costs, choice), effect
+            )
             tried[combination.picks] = point, qmodel, chosen
         return tried[combination.picks]
 
@@ -218,42 +221,42 @@ class _Work:
         return found
 
 
-def _checked(budget: Any, candidates: Sequence[Any], loss: Any, metric: Any, by: Any) -> By:
+def _check_arguments(budget: Any, candidates: Sequence[Any], loss: Any, metric: Any, by: Any) -> By:
     if not isinstance(budget, Budget):
-        raise TypeError(f"search: budget must be a qjax.Budget. Got {type(budget).__name__}.")
+        raise TypeError(f"search: budget: expected a qjax.Budget, got {type(budget).__name__}.")
     for candidate in candidates:
         fits = candidate == "float" or (type(candidate) is int and 2 <= candidate <= 16)
         if not fits:
-            raise ValueError(f'search: a candidate is a number of bits from 2 to 16, or "float". Got {candidate!r}.')
+            raise ValueError(f'search: candidates: expected bits from 2 to 16, or "float", got {candidate!r}.')
     if len(set(candidates)) != len(candidates) or not any(type(c) is int for c in candidates):
         raise ValueError(
-            f"search: expected candidates that differ, and at least one number of bits. Got {tuple(candidates)!r}."
+            f"search: candidates: expected distinct ones, with at least one number of bits, got {tuple(candidates)!r}."
         )
     if budget.metric_drop is not None and metric is None:
         raise ValueError("search: a budget with metric_drop needs metric=, a function (output, batch) -> number.")
     chosen = by or ("loss" if loss is not None else "noise")
     if chosen not in ("noise", "loss", "metric"):
-        raise ValueError(f"search: by must be 'noise', 'loss' or 'metric'. Got {by!r}.")
+        raise ValueError(f"search: by: expected 'noise', 'loss' or 'metric', got {by!r}.")
     if (chosen == "loss" and loss is None) or (chosen == "metric" and metric is None):
         raise ValueError(f"search: by={chosen!r} needs {chosen}=, a function (output, batch) -> number.")
     return chosen
 
 
 def _cost(effect: Effect, by: By) -> float:
-    """What is added up: never negative, since a lucky rounding is not worth looking for."""
+    """The cost that is added up; it is never negative, because a lucky rounding is not worth looking for."""
     value = effect.noise if by == "noise" else effect.loss if by == "loss" else -(effect.metric or 0.0)
     value = float(value or 0.0)
     return math.inf if math.isnan(value) else max(0.0, value)
 
 
-def _spent(space: Space, choice: Mapping[int, Candidate]) -> tuple[int, int]:
-    """(bytes of weights, MACs x bits) of everything, the layers that are not varied included."""
+def _spending(space: Space, choice: Mapping[int, Candidate]) -> tuple[int, int]:
+    """(bytes of weights, MACs x bits) of the whole model, including the layers that are not varied."""
     parts = [space.fixed_cost(), *(space.cost(space.units[i], c) for i, c in choice.items())]
     return -(-sum(size for size, _ in parts) // 8), sum(macs for _, macs in parts)
 
 
 def _predicted(fixed: Effect, costs: Mapping[tuple[int, Candidate], Effect], choice: Mapping[int, Candidate]) -> Effect:
-    """The sums of what the parts do alone."""
+    """The sums of the effects that the parts have alone."""
     parts = [fixed, *(costs[i, c] for i, c in choice.items())]
 
     def total(name: str) -> float | None:
@@ -264,7 +267,7 @@ def _predicted(fixed: Effect, costs: Mapping[tuple[int, Candidate], Effect], cho
 
 
 def _limits(space: Space, budget: Budget) -> tuple[int | None, int | None]:
-    """What the varied layers may take; an error that says what is least where that is more."""
+    """The limits for the varied layers; raises, and names the least possible figures, if they cannot be met."""
     size, mac_bits = space.fixed_cost()
     taken = [[space.cost(unit, candidate) for candidate in unit.candidates] for unit in space.units]
     least = [sum(min(cost[axis] for cost in unit) for unit in taken) for axis in (0, 1)]
@@ -275,7 +278,7 @@ def _limits(space: Space, budget: Budget) -> tuple[int | None, int | None]:
     )
     if any(limit is not None and limit < needed for limit, needed in zip(limits, least, strict=True)):
         raise ValueError(
-            f"search: nothing is within the budget of {budget}. The least size is {-(-least[0] // 8):,} bytes, the "
+            f"search: no choice is within the budget of {budget}. The least size is {-(-least[0] // 8):,} bytes, the "
             f"least product {least[1]:,} MACs x bits. Allow more, or give candidates of fewer bits."
         )
     return (
@@ -293,8 +296,8 @@ def _smallest(found: Frontier, drop_of: Any, allowed: float) -> Combination:
     last = drop_of(line[-1])
     if not last <= allowed:
         raise ValueError(
-            f"search: expected a metric that drops by at most {allowed:g}; the best combination's drops by {last:.6g}. "
-            "Allow more, or give candidates or a recipe of more bits."
+            f"search: expected a metric that drops by at most {allowed:g}, but even the best combination's drops by "
+            f"{last:.6g}. Allow more, or give candidates or a recipe of more bits."
         )
     low, high = -1, len(line) - 1
     while high - low > 1:

@@ -1,4 +1,4 @@
-"""The budget of a search, and its result."""
+"""The budget of a search, and the result of the search."""
 
 import dataclasses
 import json
@@ -20,14 +20,14 @@ from qjax.support.tables import Grid, Printed
 @known_fields()
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Limits for `qjax.search`: at least one, and all given ones hold together.
+    """Limits for `qjax.search`; at least one must be given, and the result meets all of them.
 
     Args:
       size: bytes of all weights, each with as many bits as its codes (32 in float). Scales, biases and layers that the
         recipe keeps in float are not counted.
       mac_bits: the sum over layers of multiplications per example x bits of the weight x bits of the input.
         Multiplications are counted from the traced shapes: outputs times weights per output.
-      metric_drop: how far the metric may fall below the float model's. Of what keeps within it the smallest is chosen.
+      metric_drop: how far the metric may fall below the float model's. The smallest model within this drop is chosen.
 
     Examples:
       >>> import qjax
@@ -47,9 +47,9 @@ class Budget:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-                raise TypeError(f"Budget: {name} must be a number. Got {value!r}.")
+                raise TypeError(f"Budget: {name}: expected a number, got {value!r}.")
             if not math.isfinite(value) or value < 0:
-                raise ValueError(f"Budget: {name} must be finite and not negative. Got {value!r}.")
+                raise ValueError(f"Budget: {name}: expected a finite number of 0 or more, got {value!r}.")
 
     def __str__(self) -> str:
         units = {"size": "{:,.12g} bytes", "mac_bits": "{:,.12g} MACs x bits", "metric_drop": "a metric drop of {:g}"}
@@ -59,7 +59,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class LayerChoice:
-    """One layer. bits: chosen. input_bits: of what it reads. macs: per example. candidates: what each costs alone."""
+    """One layer. bits: the choice. input_bits: of its input. macs: per example. candidates: their costs alone."""
 
     name: str
     op: str
@@ -73,7 +73,7 @@ class LayerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A choice for the whole model: what it takes, what the sum of its parts promised, and what was measured."""
+    """A choice for the whole model: what it uses, the predicted sum of its parts' effects, and the measured effect."""
 
     name: str
     size: int
@@ -86,10 +86,11 @@ class Point:
 class SearchResult(Printed):
     """The result of `search`. `str()` is a table.
 
-    recipe: quantizes the model as chosen. predicted: the sum of the layers' effects alone, and of what is not varied.
-    measured: of the model quantized with the recipe. size: bytes of weights. by: the figure that was added up.
-    uniform: the same number of bits for all layers. tried: every choice that was measured, with `metric_drop` several.
-    optimal: whether no combination within the limits has a smaller sum, for certain. loss, metric: the float model's.
+    recipe: quantizes the model as chosen. predicted: the sum of the effects of each layer alone and of the rest.
+    measured: the effect of the model quantized with the recipe. size: bytes of weights. by: the figure that was added
+    up. uniform: the same number of bits for all layers. tried: every choice that was measured, several with
+    `metric_drop`. optimal: whether it is certain that no combination within the limits has a smaller sum. loss, metric:
+    the float model's.
     """
 
     recipe: Recipe
@@ -108,7 +109,7 @@ class SearchResult(Printed):
     examples: int
 
     def parts(self) -> list[Grid | str]:
-        """The layers' table, the points' table, and lines."""
+        """The layers' table, the points' table, and summary lines."""
         names = [str(point.name) for point in self.uniform]
         header = ["layer", "op", "bits", "input bits", "parameters", "MACs", *(f"{name} bits, dB" for name in names)]
         rows = [
@@ -144,7 +145,7 @@ class SearchResult(Printed):
         return [Grid(header, rows), "", Grid(columns, points), text]
 
     def to_json(self) -> str:
-        """JSON; an infinite ratio is null. The recipe's part of it is the layers' bits."""
+        """The result as JSON; an infinite ratio is null. Of the recipe it contains the layers' bits only."""
         document = {
             "budget": dataclasses.asdict(self.budget),
             "by": self.by,
@@ -169,7 +170,7 @@ class SearchResult(Printed):
         return json.dumps(document, indent=2, allow_nan=False)
 
     def plot(self, path: StrPath) -> None:
-        """The bits of every layer, and size against SQNR beside uniform bits; needs matplotlib."""
+        """Plot the bits of every layer, and size against SQNR next to uniform bits; needs matplotlib."""
 
         def panels(figure: Any) -> None:
             left, right = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""The cost of quantizing each layer alone, and of quantizing all layers but it."""
+"""Measures the cost of quantizing each layer alone, and of quantizing all layers but that one."""
 
 import dataclasses
 import itertools
@@ -25,10 +25,10 @@ from qjax.support.transfers import with_transfers
 class SensitivityRow:
     """One layer, or one activation that belongs to none.
 
-    name: the layer's, or the quantizer's. kind: which of the two. op: what computes it. quantizers: what was switched.
-    bits: of the weight (of the activation, where there is none). activation_bits: of the layer's inputs and outputs.
-    parameters: numbers in the weight.
-    alone: with only these quantizers on. without: with all but these. Both against the float model.
+    name: the layer's, or the quantizer's. kind: which of the two. op: what computes it. quantizers: those that were
+    switched. bits: of the weight (of the activation if there is no weight). activation_bits: of the layer's inputs and
+    outputs. parameters: numbers in the weight. alone: with only these quantizers on. without: with all but these on.
+    Both are compared with the float model.
     """
 
     name: str
@@ -44,9 +44,9 @@ class SensitivityRow:
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity(Printed):
-    """The result of `sensitivity`. `str()` is a table, the costliest row first.
+    """The result of `sensitivity`; `str()` is a table, costliest row first.
 
-    rows: in that order. all: with every quantizer on. loss, metric: the float model's own, None where not asked for.
+    rows: in that order. all: with every quantizer on. loss, metric: the float model's own, None if not asked for.
     """
 
     rows: tuple[SensitivityRow, ...]
@@ -63,7 +63,7 @@ class Sensitivity(Printed):
         raise KeyError(f"No row {name!r}. Rows: {', '.join(row.name for row in self.rows)}.")
 
     def parts(self) -> list[Grid | str]:
-        """A table and a line."""
+        """A table and a summary line."""
         asked = [name for name in ("loss", "metric") if getattr(self, name) is not None]
         header = ["layer", "op", "bits", "activations", "alone, dB", *(f"{name} change" for name in asked)]
         header += ["all but it, dB", *(f"{name} change" for name in asked)]
@@ -84,7 +84,7 @@ class Sensitivity(Printed):
         return [Grid(header, rows), f"{whole}; {self.examples} examples"]
 
     def to_json(self) -> str:
-        """JSON; an infinite ratio (nothing differed) is null."""
+        """The result as JSON; an infinite ratio (nothing differed) is null."""
         rows = [
             {
                 **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)},
@@ -103,7 +103,7 @@ class Sensitivity(Printed):
         return json.dumps(document, indent=2, allow_nan=False)
 
     def plot(self, path: StrPath) -> None:
-        """A bar for each row, quantized alone and spared alone; needs matplotlib."""
+        """Plot a bar for each row, quantized alone and left out alone; needs matplotlib."""
 
         def bars(figure: Any) -> None:
             left, right = figure.subplots(1, 2, sharey=True)
@@ -135,22 +135,22 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the cost of quantizing each layer alone, and of quantizing all layers but it, against the float model.
 
-    A layer is what owns a quantized weight: the weight, the tensors that it reads, and the one that it makes (behind
-    bias, batch norm and relu). Activations that belong to no layer (an addition's output, say) have rows of their own.
-    One compilation serves all rows (`analysis.switched`); each costs one forward per batch. The model is run in
-    evaluation mode and not changed; "float" is the model with the parameters that it has now, not those from before
-    its training.
+    A layer is whatever owns a quantized weight: the weight, the tensors that it reads, and the one that it produces
+    (after bias, batch norm and relu). Activations that belong to no layer, such as the result of an addition, have rows
+    of their own. One compilation serves all rows (`analysis.switched`), and each row costs one forward per batch. The
+    model runs in evaluation mode and is not changed. "Float" is the model with its present parameters, not with those
+    from before its training.
 
     Args:
       qmodel: the quantized model; it is not changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
-      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything.
+      inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       loss, metric: `(output, batch) -> number`, a mean over the batch's examples; larger metrics are better. Their
         changes become columns.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
+      ValueError: there is no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
     """
     check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)
@@ -172,7 +172,7 @@ def sensitivity(
 
 
 def _rows(qmodel: QuantizedModel, layers: tuple[Layer, ...]) -> list[SensitivityRow]:
-    """Every quantizer in at least one row; the effects are still to be measured."""
+    """Rows that contain every quantizer at least once; their effects are measured later."""
     quantizers, details = dict(qmodel.plan.quantizers), dict(qmodel.plan.details)
     unknown = Effect(math.nan)
     rows = [

@@ -14,14 +14,15 @@ from qjax.recipe.recipe import FLOAT, Override, Recipe
 from qjax.support.batches import batch_size
 
 Candidate = int | Literal["float"]
-"""Bits, or "float": the layer is not quantized."""
+"""A number of bits, or "float" for a layer that is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Layers that take the same bits, and the quantizers that these set.
+    """Layers that get the same bits, and the quantizers that these bits apply to.
 
-    Layers that read one tensor are one unit where its bits are chosen too. candidates: those that it may take.
+    Layers that read one tensor form one unit if the tensor's bits are chosen too. candidates: the bits that are
+    possible.
     """
 
     layers: tuple[Layer, ...]
@@ -32,8 +33,8 @@ class Unit:
 class Space:
     """The units of a model under a recipe.
 
-    activations: whether a layer's bits are those of the tensors that it reads as well. Layers whose weights the recipe
-    overrides are not varied: `fixed`.
+    activations: whether a layer's bits also apply to the tensors that it reads. Layers whose weights the recipe
+    overrides are not varied; they are in `fixed`.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Space:
         self._outputs = annotation.output_names
         self.units = tuple(self._unit(group, layers, candidates) for group in groups)
         if not self.units:
-            raise ValueError("search: the recipe leaves no layer to choose for. Take overrides out of it.")
+            raise ValueError("search: expected layers to choose bits for, but the recipe fixes all. Remove overrides.")
 
     def _unit(self, group: list[Layer], layers: Sequence[Layer], candidates: Sequence[Candidate]) -> Unit:
         names = {layer.weight for layer in group}
@@ -70,7 +71,7 @@ class Space:
         return Unit(tuple(group), frozenset(names), tuple(c for c in candidates if c != "float" or alone))
 
     def input_bits(self, layer: Layer, bits: int | None = None) -> int:
-        """The bits of what a layer reads: under the recipe, or where its unit takes `bits`."""
+        """The bits of a layer's input: by the recipe, or if its unit gets `bits`."""
 
         def of(name: str) -> int:
             if bits is None or not self.activations or name in self._held:
@@ -91,7 +92,7 @@ class Space:
         return size, sum(layer.macs * bits * self.input_bits(layer, bits) for layer in unit.layers)
 
     def fixed_cost(self) -> tuple[int, int]:
-        """The same of the layers that are not varied."""
+        """`cost` of the layers that are not varied."""
         bits = {layer: self._quantizers[layer.weight].spec.bits for layer in self.fixed}
         size = sum(layer.parameters * bits[layer] for layer in self.fixed)
         return size, sum(layer.macs * bits[layer] * self.input_bits(layer) for layer in self.fixed)
@@ -105,7 +106,7 @@ class Space:
             for layer in unit.layers
         }
         recipe = self._with(own)
-        # A layer in float changes which quantizers surround it, so look them up in the new model.
+        # A layer in float changes which quantizers surround it, so look them up in the new plan.
         plan = dataclasses.replace(self._plan, float_paths=recipe.float_paths(self._types))
         annotation = plan.annotate(self._traced)
         found = {layer.weight: layer for layer in read_layers(self._traced.program, annotation, self._batch)}
@@ -114,7 +115,7 @@ class Space:
             if candidate == "float":
                 continue
             for layer in unit.layers:
-                # A table with scales of its rows keeps them.
+                # A table with a scale per row keeps these scales.
                 table = layer.weight in self._plan.by_row
                 spec = (self._quantizers[layer.weight].spec if table else self.recipe.weights).replace(bits=candidate)
                 own[re.escape(layer.weight)] = Override(weights=spec)
@@ -122,7 +123,7 @@ class Space:
                     least = self.recipe.output_bits if name in annotation.output_names else 0
                     widest[name] = max(widest.get(name, least), candidate)
         widest = {name: bits for name, bits in widest.items() if name not in self._held}
-        # A quantizer often has the name of its module. An override of it then also covers the quantizers inside of the
+        # A quantizer often has the name of its module. An override of it then also covers the quantizers inside the
         # module, so these get overrides with their own specs. Longer names come later and so take precedence.
         for name, place in annotation.places().items():
             inside = place.kind != "weight" and any(path in widest for path in ancestors(place.module))
@@ -139,7 +140,7 @@ class Space:
 
 
 def _groups(layers: Sequence[Layer], *, shared: bool) -> list[list[Layer]]:
-    """The layers one by one, or those together that read one tensor."""
+    """The layers one by one, or grouped by the tensor that they read."""
     groups: list[list[Layer]] = []
     for layer in layers:
         joined = [g for g in groups if shared and any(set(layer.inputs) & set(other.inputs) for other in g)]

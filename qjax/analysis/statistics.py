@@ -1,4 +1,4 @@
-"""What quantization does to every tensor: range, clipping, noise, how well codes are used, room in accumulators."""
+"""Shows what quantization does to every tensor: range, clipping, noise, use of the codes, accumulator headroom."""
 
 import dataclasses
 import json
@@ -30,30 +30,29 @@ from qjax.tracing import Place, lost_tables
 
 @dataclasses.dataclass(frozen=True)
 class TensorStatistics:
-    """One tensor with a quantizer, over all batches (a weight: once); in scans one for each iteration.
+    """One tensor with a quantizer, over all batches (a weight: once); one per iteration inside scans.
 
     Attributes:
-      name: the tensor's.
-      quantizer: the quantizer's; tensors on one grid share it.
+      name: of the tensor.
+      quantizer: its name; tensors on one grid share it.
       bits: of the codes.
-      low, high: the least and the greatest real value in front of the quantizer.
+      low, high: the least and the greatest float value before the quantizer.
       values: how many were seen.
       clipped: the share that rounds to a code beyond the grid.
-      sqnr: what the quantizer itself adds to what reaches it, `10 log10(sum x^2 / sum (x - x_q)^2)`, dB.
-      float_sqnr: the same against this tensor in the float model, so with all errors from before it.
-      entropy: of the codes, in bits: how many of `bits` carry something.
+      sqnr: the quantizer's own noise relative to its input, `10 log10(sum x^2 / sum (x - x_q)^2)`, dB.
+      float_sqnr: the same against this tensor in the float model, so with all earlier errors.
+      entropy: of the codes, in bits: how many of `bits` carry information.
       used: the share of the grid's codes that occur.
-      dead, channels: channels (a weight's output channels, an activation's last axis) all of whose codes are zero,
-        and all channels; None where there are no channels.
-      headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where
-        there is none with weights, or where the model has no integer form.
-      steep: where a table reads this tensor and says little of its function: the share of neighbouring codes whose
-        results lie more than 16 of 256 codes apart; else None.
-      arriving_sqnr: what reaches the quantizer against this tensor in the float model, dB: the errors from before it
-        alone.
+      dead, channels: the number of channels (a weight's output channels, an activation's last axis) whose codes are all
+        zero, and of all channels; None if there are no channels.
+      headroom: the bits of int32 that the accumulator of this tensor does not need in the worst case; None if it has
+        no accumulator with weights, or if the model has no integer form.
+      steep: if a lookup table reads this tensor and its input has too few codes: the share of neighbouring codes whose
+        results are more than 16 of 256 codes apart; otherwise None.
+      arriving_sqnr: the quantizer's input against this tensor in the float model, dB: the earlier errors alone.
       histogram: of the values and of their codes.
-      worst: at most five (example, dB): those whose tensor is farthest from the float model's, the worst first; empty
-        for weights, in scans, and where no axis is the batch.
+      worst: at most five (example, dB): those whose tensor is farthest from the float model's, worst first; empty for
+        weights, in scans, and where no axis is the batch.
     """
 
     name: str
@@ -79,9 +78,9 @@ class TensorStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics(Printed):
-    """The result of `statistics`. `str()` is a table.
+    """The result of `statistics`; `str()` is a table.
 
-    no_integers: why the model has no integer form, and so no headroom; None where it has one.
+    no_integers: why the model has no integer form, and therefore no headroom; None if it has one.
     """
 
     tensors: tuple[TensorStatistics, ...]
@@ -96,7 +95,7 @@ class Statistics(Printed):
         raise KeyError(f"No tensor {name!r}. Tensors: {', '.join(tensor.name for tensor in self.tensors)}.")
 
     def parts(self) -> list[Grid | str]:
-        """A table and a line."""
+        """A table and a summary line."""
         header = ["tensor", "kind", "bits", "range", "clipped", "SQNR, dB", "against float, dB"]
         header += ["entropy, bits", "codes used", "dead channels", "headroom, bits"]
         lost = any(t.steep is not None for t in self.tensors)
@@ -124,7 +123,7 @@ class Statistics(Printed):
         return [Grid(header, rows), text]
 
     def to_json(self) -> str:
-        """JSON; an infinite ratio is null. Histograms are left out."""
+        """The result as JSON; an infinite ratio is null. Histograms are left out."""
         rows = [
             {
                 f.name: finite(v) if isinstance(v := getattr(tensor, f.name), float) else v
@@ -149,17 +148,17 @@ def statistics(
 ) -> Statistics:
     """Measure every quantized tensor while the quantized model and its float model run side by side.
 
-    One compiled function and one pass; evaluation mode, and the model is not changed. Sums are float64.
+    It needs one compiled function and one pass, in evaluation mode. Sums are float64.
 
     Args:
       qmodel: the quantized model; it is not changed.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything.
       nodes: regular expressions that match a tensor's, a quantizer's or a module's name in full; None is every tensor.
-      inputs: what of a batch the model is called with.
-      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+      inputs: picks the model's arguments out of a batch.
+      progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or a name that matches nothing.
+      ValueError: there is no batch, or a name matches nothing.
     """
     check_quantized(qmodel, "statistics")
     patterns = None if nodes is None else _patterns(nodes)
@@ -213,7 +212,7 @@ def statistics(
     made = any(label in totals and place.kind == "activation" for label, place in places.items())
     headroom, why = _headroom(qmodel, sample) if made else ({}, None)
     tensors = [
-        _finished(place, label + "".join(f"[{i}]" for i in at), {k: v[at] for k, v in totals[label].items()}, headroom)
+        _finish(place, label + "".join(f"[{i}]" for i in at), {k: v[at] for k, v in totals[label].items()}, headroom)
         for label, place in places.items()
         if label in totals
         for at in np.ndindex(*totals[label]["low"].shape)
@@ -260,16 +259,16 @@ def _has_examples(found: dict[str, jax.Array], real: jax.Array, args: tuple[Any,
 
 
 def _ratio_of_each(x: jax.Array, other: jax.Array) -> jax.Array:
-    """float32 [examples]: the noise of each example as a share of its signal."""
+    """float32 [examples]: the noise of each example relative to its signal."""
     axes = tuple(range(1, x.ndim))
     noise, signal = jnp.sum(jnp.square(x - other), axis=axes), jnp.sum(jnp.square(x), axis=axes)
     return noise / jnp.where(signal == 0, jnp.ones_like(signal), signal)
 
 
 def _squares(x: jax.Array, axes: tuple[int, ...], other: jax.Array | None = None) -> jax.Array:
-    """float32 [..., 2]: the sum of squares of x, or of its distance to another, and what that sum leaves over.
+    """float32 [..., 2]: the sum of squares of x, or of its distance to another, and the remainder that float32 loses.
 
-    Added in float64, which a program without 64-bit numbers can only return in two parts.
+    The sum is float64, which a program without 64-bit numbers can return only in two parts.
     """
     with jax.enable_x64(True):
         wide = x.astype(jnp.float64)
@@ -313,7 +312,7 @@ def _merge(totals: dict[str, dict[str, np.ndarray]], found: Any, places: Mapping
             totals[label] = {key: _MERGE.get(key, np.add)(totals[label][key], value) for key, value in values.items()}
 
 
-def _finished(place: Place, label: str, total: dict[str, np.ndarray], headroom: dict[str, int]) -> TensorStatistics:
+def _finish(place: Place, label: str, total: dict[str, np.ndarray], headroom: dict[str, int]) -> TensorStatistics:
     counts = total["counts"]
     values = int(counts.sum())
     shares = counts[counts > 0] / max(1, values)
@@ -353,7 +352,7 @@ def _sqnr(signal: Any, noise: Any) -> float:
 
 
 def _headroom(qmodel: QuantizedModel, sample: tuple[Any, ...]) -> tuple[dict[str, int], str | None]:
-    """Tensor -> bits of int32 that its accumulator does not need, from the graph's own report."""
+    """Tensor -> bits of int32 that its accumulator does not need, from the report of the graph."""
     try:
         graph = convert(qmodel, sample)
     except ConversionError as error:
@@ -371,7 +370,7 @@ def _patterns(nodes: Iterable[str]) -> list[re.Pattern[str]]:
     try:
         return [re.compile(name) for name in names]
     except re.error as error:
-        raise ValueError(f"statistics: nodes must be regular expressions. Got {names!r}: {error}.") from None
+        raise ValueError(f"statistics: nodes: expected regular expressions, got {names!r}: {error}.") from None
 
 
 def _check_matched(patterns: list[re.Pattern[str]] | None, places: Mapping[str, Place]) -> None:

@@ -1,14 +1,14 @@
 """A quantized model whose quantizers are switched on and off by an argument.
 
 To measure each layer's cost, the model runs with many different sets of quantizers. If the set were part of the
-program, each would need its own compilation. Here a vector of booleans, one per quantizer, is an argument, and one
+program, each would need its own compilation. Here a vector of booleans, one per quantizer, is an argument, so one
 compiled function serves every set.
 
 Each tensor exists twice: as codes and as a float tensor. Every operation computes both, its fake-quantized form on the
 codes and its primitive on the floats. The booleans choose between the two at a quantizer, at an operation that reads a
-quantized and a float tensor, and at the output. With all quantizers on the result is the quantized model's, with all
-off the float model's. No operation reads codes that are not integers. There is one exception: what a scan carries
-between iterations is dequantized, where the quantized model keeps the codes.
+quantized and a float tensor, and at the output. With all quantizers on, the result is the quantized model's; with all
+off, the float model's. No operation reads codes that are not integers. The only exception is the carry of a scan, which
+is dequantized between iterations, whereas the quantized model carries the codes.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from qjax.tracing import Equation, Evaluation, Params, Place, Taps, Value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Either(Deferred):
-    """A tensor in both forms, and a flag that says which of them counts.
+    """A tensor in both forms, and a flag that selects one of them.
 
     coded: codes or an accumulator, valid if its quantizer is on. plain: the float tensor in the model's dtype. on: bool
     scalar, whether `coded` counts.
@@ -89,13 +89,13 @@ class SwitchedEvaluation(Evaluation):
 
 
 class SwitchedModel:
-    """A quantized model in evaluation mode, compiled once for all sets of quantizers; the model itself stays as it is.
+    """A quantized model in evaluation mode, compiled once for all sets of quantizers; the model itself is not changed.
 
         switched = qjax.analysis.SwitchedModel(qmodel)
         for name in switched.names:
             print(name, loss(switched({name}, (x,)), labels))  # this quantizer alone
 
-    `qmodel.trace(x).evaluate(only=...)` computes the same for one set; it compiles anew for every other set.
+    `qmodel.trace(x).evaluate(only=...)` computes the same for one set, but compiles again for every other set.
 
     names: the quantizers, in the order of the switches.
     """

@@ -171,8 +171,7 @@ def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) 
         raise ValueError(
             f"the weight is {before} for the sample and {now} for this batch. It is computed from parameters, but its "
             "shape depends on the batch: compute it for one example, and repeat it with jnp.broadcast_to. Or use "
-            "batches of the "
-            "sample's size."
+            "batches of the sample's size."
         )
 
 

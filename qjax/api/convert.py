@@ -143,7 +143,7 @@ def graph_of(
 
 def _locate_state(state: states.Asked, model: nnx.Module, args: tuple[Any, ...], traced: Traced) -> states.Where:
     result = jax.tree.unflatten(traced.returned, traced.results.outputs)
-    return states.located(state, positional(model), args, result)
+    return states.locate(state, positional(model), args, result)
 
 
 def _share_quantizers(
@@ -155,7 +155,7 @@ def _share_quantizers(
     first = sum(counts[: place.argument])
     before = names[first : first + counts[place.argument]]
     leaves = jax.tree.leaves(place.part(jax.tree.unflatten(traced.returned, quantized.call.leaves)))
-    return states.closed(quantized, before, leaves)
+    return states.share_quantizers(quantized, before, leaves)
 
 
 def check_batch(what: str, batch: Any) -> None:

@@ -42,7 +42,7 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
     check_codes(check_quantized(graph), target)
     stated = stated_nodes(graph)
     made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
-    made = float_parts.finished(remove_dead(check(codes_of_bounds(made))), target)
+    made = float_parts.complete(remove_dead(check(codes_of_bounds(made))), target)
     made = made.replace(
         target=target.name, quantization=target.quantize, dequantization=target.dequantize, quantized=graph
     )

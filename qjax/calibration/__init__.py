@@ -1,4 +1,4 @@
-"""Observers: turning data into quantization parameters."""
+"""Observers and estimators: how scales and zero points follow from data, and how training learns them."""
 
 from qjax.calibration.callback import Callback
 from qjax.calibration.entropy import Entropy

@@ -1,4 +1,4 @@
-"""A user's own function of one batch as an observer."""
+"""An observer that calls a user's own function for each batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from qjax.numerics.affine import QSpec
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CallbackState:
-    """The user's state, a pytree of arrays, and the tally of the data."""
+    """The user's state, a pytree of arrays, and counts of the data."""
 
     value: State
     tally: Tally
@@ -27,16 +27,16 @@ class CallbackState:
 
 @dataclass(frozen=True)
 class Callback(BoundsObserver):
-    """Calls a numpy function of yours on the host for each batch.
+    """Calls your numpy function on the host for each batch.
 
-    The functions must depend on their arguments only: inside jit they run through `jax.pure_callback`. For a statistic
-    in JAX write an `Observer` of your own instead.
+    The functions must depend on their arguments only, because inside jit they run through `jax.pure_callback`. To
+    compute a statistic in JAX, write an `Observer` instead.
 
     Args:
-      fn: `fn(batch) -> (lo, hi)`, of which the ranges of all batches are merged by minimum and maximum; or, with the
+      fn: `fn(batch) -> (lo, hi)`; the ranges of all batches are merged by minimum and maximum. Or, together with the
         two others, `fn(state, batch) -> state`. A batch is a float32 numpy array.
-      start: `start(spec, shape) -> state`: a pytree of arrays whose shapes and dtypes stay.
-      finish: `finish(state, spec) -> (lo, hi)`, of the shape of the parameters (scalars per tensor).
+      start: `start(spec, shape) -> state`: a pytree of arrays whose shapes and dtypes do not change.
+      finish: `finish(state, spec) -> (lo, hi)`, in the shape of the parameters (scalars per tensor).
 
     Examples:
       >>> import numpy as np
@@ -55,13 +55,13 @@ class Callback(BoundsObserver):
     def __post_init__(self) -> None:
         if (self.start is None) != (self.finish is None):
             raise ValueError(
-                "Callback expected both start and finish, or neither. Got only "
-                f"{'finish' if self.start is None else 'start'}: give Callback(fn) with "
+                "Callback: expected both start and finish, or neither; got only "
+                f"{'finish' if self.start is None else 'start'}. Write Callback(fn) with "
                 "fn(batch) -> (lo, hi), or Callback(fn, start, finish) with fn(state, batch) -> state."
             )
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> CallbackState:
-        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        """A state without data; `shape` is that of one batch's tensor."""
         if self.start is not None:
             return CallbackState(jax.tree.map(jnp.asarray, self.start(spec, shape)), zero_tally())
         params = spec.param_shape(shape)
@@ -81,10 +81,10 @@ class Callback(BoundsObserver):
             if self.start is not None:
                 new = self.fn(value, batch)
             else:
-                # Checked before merging, where a scalar would broadcast to every channel.
-                lo, hi = _checked(tuple(self.fn(batch)), like)
+                # Check before merging, because merging would broadcast a scalar to every channel.
+                lo, hi = _check_state(tuple(self.fn(batch)), like)
                 new = np.minimum(value[0], lo), np.maximum(value[1], hi)
-            return _checked(new, like)
+            return _check_state(new, like)
 
         leaves = jax.tree.leaves((old, x))
         if any(isinstance(leaf, Tracer) for leaf in leaves):
@@ -94,7 +94,7 @@ class Callback(BoundsObserver):
         return CallbackState(new, tally)
 
     def bounds(self, state: CallbackState, spec: QSpec) -> Bounds:
-        """The merged range, or what `finish` makes of the state."""
+        """The merged range, or the range that `finish` derives from the state."""
         require_usable(state.tally, self.name)
         value = jax.tree.map(np.asarray, state.value)
         lo, hi = value if self.finish is None else self.finish(value, spec)
@@ -104,8 +104,8 @@ class Callback(BoundsObserver):
         return lo, hi
 
 
-def _checked(new: State, like: State) -> State:
-    """The callback's new state in the dtypes of the old; raises where structure or shapes differ."""
+def _check_state(new: State, like: State) -> State:
+    """The callback's new state in the old one's dtypes; raises if structure or shapes differ."""
     if jax.tree.structure(new) != jax.tree.structure(like):
         raise TypeError(
             f"callback expected a state of structure {jax.tree.structure(like)}. Got {jax.tree.structure(new)}."

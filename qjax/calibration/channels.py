@@ -1,4 +1,4 @@
-"""Lays a tensor out as one row per scale, so that every observer reduces along the last axis."""
+"""Arranges a tensor as one row per scale, so that every observer reduces along the last axis."""
 
 import math
 from typing import TypeVar
@@ -16,13 +16,10 @@ _TINY = np.float32(2.0**-126)
 
 
 def batch_rows(x: Array, spec: QSpec) -> tuple[Array, Array]:
-    """A batch as float32 (scales, values per scale), and which of the values are finite.
+    """A batch as float32 (scales, values per scale), and a mask of the finite values.
 
-    Rows are in row-major order of the parameters' shape. What is not finite is replaced by 0, and so
-    are magnitudes below 2**-126, which some devices flush and others do not.
-
-    Raises:
-        TypeError, ValueError: see `check_batch`.
+    Rows are in row-major order of the parameters' shape. Values that are not finite are replaced by 0, and so are
+    magnitudes below 2**-126, which some devices flush to zero and others do not.
     """
     check_batch(x)
     rows = to_rows(x.astype(jnp.float32), spec)
@@ -31,30 +28,30 @@ def batch_rows(x: Array, spec: QSpec) -> tuple[Array, Array]:
 
 
 def check_batch(x: Array) -> None:
-    """Raises unless x is a batch that the counters can take.
+    """Raise unless x is a batch that the counters support.
 
     Raises:
         TypeError: x is not of a floating dtype.
         ValueError: x is empty, or has 2**32 elements or more.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"an observer expected a floating tensor. Got {x.dtype}: observe the values before quantizing.")
+        raise TypeError(f"observer: expected a floating tensor, got {x.dtype}. Observe the values before quantizing.")
     if not 0 < x.size < 2**32:
         raise ValueError(
-            f"an observer expected a batch of 1 to 2**32 - 1 elements. Got shape {x.shape}: "
+            f"observer: expected a batch of 1 to 2**32 - 1 elements, got shape {x.shape}: "
             + (_empty(x.shape) if x.size == 0 else "split the batch.")
         )
 
 
 def batch_summary(x: Array, spec: QSpec) -> tuple[Array, Array, Array]:
-    """What most observers keep of a batch.
+    """The statistics of a batch that most observers need.
 
     Returns:
         float32 (scales,), twice: the smallest and the largest finite value of each row of `batch_rows`; +inf and -inf
-        where there is none. uint32 (3,): the batch's values, the NaNs and the infinities among them.
+        where there is none. uint32 (3,): the numbers of values, of NaNs and of infinities in the batch.
 
-    One loop over the batch finds all of it. As four reductions it took XLA more than twice as long to compile, and on a
-    CPU more than four times as long to run.
+    One loop over the batch computes all of it. As four reductions it took XLA more than twice as long to compile, and
+    on a CPU more than four times as long to run.
     """
     rows, finite = batch_rows(x, spec)
     nan = to_rows(jnp.isnan(x), spec)
@@ -66,12 +63,12 @@ def batch_summary(x: Array, spec: QSpec) -> tuple[Array, Array, Array]:
         (~finite & ~nan).astype(jnp.uint32),
     )
     starts = (np.float32(np.inf), np.float32(-np.inf), np.uint32(0), np.uint32(0))
-    lo, hi, nans, infinities = lax.reduce(operands, starts, _joined, (1,))
+    lo, hi, nans, infinities = lax.reduce(operands, starts, _combine, (1,))
     counts = (jnp.uint32(x.size), *(jnp.sum(count, dtype=jnp.uint32) for count in (nans, infinities)))
     return lo, hi, jnp.stack(counts)
 
 
-def _joined(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+def _combine(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
     return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), a[2] + b[2], a[3] + b[3]
 
 

@@ -1,4 +1,4 @@
-"""Counters of 63 bits held in two uint32 words, because the user's JAX may have no 64-bit integers."""
+"""Counters of 63 bits in two uint32 words, because JAX may be configured without 64-bit integers."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ LIMIT = 2**63
 class Counter:
     """Unsigned counts, `high * 2**32 + low` elementwise; both words are uint32 of one shape.
 
-    A count that reaches `LIMIT` (2**63) stays at or above it and never wraps, so that `exceeded`
-    detects it. At 10**9 elements a second the limit is 292 years away.
+    A count that reaches `LIMIT` (2**63) stays at or above it and never wraps, so that `exceeded` detects it. At 10**9
+    elements a second the limit is 292 years away.
     """
 
     high: Array
@@ -37,13 +37,13 @@ def add(counter: Counter, increment: Array) -> Counter:
 
 
 def scatter(counter: Counter, index: Array) -> Counter:
-    """Moves the count of row r, column j to column `index[r, j]`, adding those that meet; exact.
+    """Move the count in row r, column j to column `index[r, j]`, and add counts that meet; exact.
 
     Args:
         counter: counts of shape (rows, columns), at most 2**16 columns.
         index: int32 (rows, columns), each in [0, columns).
 
-    The four 16-bit limbs are added apart: 2**16 of them stay below 2**32, and the carries follow.
+    The four 16-bit limbs are added separately: 2**16 of them stay below 2**32, and the carries follow.
     """
     rows = jnp.arange(index.shape[0], dtype=jnp.int32).reshape(-1, 1)
     half, mask = jnp.uint32(16), jnp.uint32(0xFFFF)

@@ -1,4 +1,4 @@
-"""The clipping threshold that loses the least information, as TensorRT chooses it."""
+"""An observer that clips at the threshold with the least loss of information, as TensorRT chooses it."""
 
 from dataclasses import dataclass
 
@@ -15,27 +15,27 @@ _EMPTY = 1e-4
 class Entropy(HistogramObserver):
     """Clips |x| at the threshold whose quantized distribution has the least KL divergence from the data.
 
-    Over the histogram of magnitudes, each number i of kept bins is a candidate. P is the first i bins, and all that
-    lies beyond is added to the last of them. Q is the same bins merged evenly into as many groups as there are codes,
-    and spread back over the bins of each group that P occupies. The i with the least KL(P || Q) = sum P log(P / Q)
-    is the threshold, i bin widths.
+    Over the histogram of magnitudes, each number i of bins to keep is a candidate. P is the first i bins, with
+    everything beyond added to the last of them. Q is the same bins merged evenly into as many groups as there are
+    codes, and spread back over the bins of each group that P occupies. The threshold is i bin widths for the i with the
+    least KL(P || Q) = sum P log(P / Q).
 
     Paper: S. Migacz, 8-bit Inference with TensorRT, GTC 2017. MXNet's calibrator does the same over both signs.
 
-    What is added here:
+    Additions to the published procedure:
 
-    - exact zeros are left out: every grid represents them, so they say nothing about the clipping
-      (NVIDIA's pytorch-quantization overwrites the bin of zero for the same reason);
-    - magnitudes have `2**bits` codes under a symmetric unsigned spec, or an asymmetric one where the
-      data lies on one side of zero; `2**(bits - 1)` otherwise;
-    - a bin of Q that is empty where P is not (clipped values alone in their group) counts as 1e-4
-      values, MXNet's smoothing: otherwise one far outlier would forbid every threshold below it;
-    - a threshold must keep more than half of the values: of data far from zero, the first occupied bin
-      with all the rest clipped onto it would else have no divergence at all;
-    - of equal candidates the widest wins; with no more occupied bins than codes nothing is clipped.
+    - exact zeros are left out: every grid represents them, so they carry no information about the clipping (NVIDIA's
+      pytorch-quantization overwrites the bin of zero for the same reason);
+    - magnitudes have `2**bits` codes under a symmetric unsigned spec, or under an asymmetric one if the data lie on one
+      side of zero, and `2**(bits - 1)` otherwise;
+    - a bin that is empty in Q but not in P (clipped values alone in their group) counts as 1e-4 values, MXNet's
+      smoothing, because otherwise one far outlier would forbid every threshold below it;
+    - a threshold must keep more than half of the values, because for data far from zero the first occupied bin, with
+      all the rest clipped onto it, would otherwise have no divergence at all;
+    - of equal candidates the widest wins; if there are no more occupied bins than codes, nothing is clipped.
 
-    The bounds are the data's own, clipped to plus and minus the threshold. The procedure wants many
-    values per bin: with fewer than some tens of thousands in all it clips at noise; use `MSE` there.
+    The bounds are the data's own, clipped to plus and minus the threshold. The procedure needs many values per bin:
+    with fewer than some tens of thousands of values in all it fits noise, so use `MSE` there.
 
     Args:
       bins: of the histogram, an even number from 16 to 65,536.
@@ -62,9 +62,8 @@ class Entropy(HistogramObserver):
 def magnitudes(histogram: HostHistogram) -> tuple[np.ndarray, float]:
     """Float64 counts of the nonzero |x| up to the last occupied bin, and the width of each bin.
 
-    Bins are aligned to zero, so bin `-1 - j` folds onto bin j. (A negative multiple of the width
-    itself lies on the far edge of its bin.) Where the data's offset asks for more bins than the
-    histogram has, neighbours merge until it does not.
+    Bins are aligned to zero, so bin `-1 - j` folds onto bin j. (A negative multiple of the width itself lies on the far
+    edge of its bin.) If data far from zero need more bins than the histogram has, neighbours are merged until they fit.
     """
     index = histogram.first + np.arange(histogram.counts.size)
     counts = histogram.counts.astype(np.float64)
@@ -97,7 +96,7 @@ def entropy_threshold(counts: np.ndarray, codes: int) -> int:
 
 
 def _divergence(kept: np.ndarray, total: float, codes: int) -> float:
-    """KL(P || Q) in nats; `kept` are the bins below the threshold and `total` the mass of all."""
+    """KL(P || Q) in nats. kept: the bins below the threshold. total: the mass of all bins."""
     p = kept.copy()
     p[-1] += total - kept.sum()
     starts = np.arange(codes) * kept.size // codes

@@ -1,4 +1,4 @@
-"""Gradient estimators: which numbers of a quantizer learn, and how they become a scale, a zero point and a gradient.
+"""Gradient estimators: which numbers of a quantizer are learned, and how scale, zero point and gradient follow.
 
 | method | learned | source |
 | --- | --- | --- |
@@ -6,12 +6,12 @@
 | `lsq_plus` | log2 of the scale, the zero point | Bhalgat et al. 2020 (arXiv 2004.09576) |
 | `pact` | the clipping value alpha | Choi et al. 2018 (arXiv 1805.06085) |
 | `tqt` | log2 of the threshold; scales are powers of two | Jain et al. 2020 (arXiv 1903.08066) |
-| `static` | nothing: calibrated once | |
-| `dynamic` | nothing: the range of the tensor at every step (weights only) | |
+| `static` | nothing; calibrated once | |
+| `dynamic` | nothing; the range of the tensor at every step (weights only) | |
 | `absmean` | nothing: the weight's mean magnitude at every step (ternary) | Ma et al. 2024 (arXiv 2402.17764) |
 
-Scales are learned as logarithms, so no step of an optimizer can make one zero or negative; the gradient of the
-scale itself is the paper's.
+Scales are learned as logarithms, so no step of an optimizer can make one zero or negative. The gradient of the scale
+itself is the paper's.
 """
 
 import abc
@@ -33,16 +33,16 @@ from qjax.support.names import did_you_mean
 
 
 class Estimator(abc.ABC):
-    """How a quantizer learns. Immutable and hashable: numbers are arguments, never attributes.
+    """How a quantizer learns. Estimators are immutable and hashable: numbers are arguments, never attributes.
 
-    An instance can be given in place of a name: `Recipe(method=Own())`, `Override(method=Own())`.
+    An instance can be used instead of a name: `Recipe(method=Own())`, `Override(method=Own())`.
     """
 
     name: ClassVar[str]
-    """What tables and messages call it."""
+    """Its name in tables and messages."""
 
     learned: ClassVar[tuple[str, ...]] = ()
-    """The parameters of `init` that an optimizer moves; calibration alone moves the others."""
+    """The parameters of `init` that an optimizer updates; only calibration sets the others."""
 
     follows_tensor: ClassVar[bool] = False
     """Whether the scale is computed from the tensor at every step; then `init` returns nothing."""
@@ -51,26 +51,26 @@ class Estimator(abc.ABC):
     """Whether every scale is a power of two, as some targets need."""
 
     def check(self, what: str, spec: QSpec) -> None:  # noqa: B027
-        """Raise a ValueError for codes that this method has no scales for; what: the start of the message."""
+        """Raise a ValueError for a spec that this method does not support. what: the start of the message."""
 
     @abc.abstractmethod
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
-        """The parameters that calibration starts from.
+        """The initial parameters after calibration.
 
         Args:
-          scale, zero_point: float32 and int32, as calibrated; of a layer in a scan with an axis in front. Every
+          scale, zero_point: float32 and int32, as calibrated; for a layer in a scan with an axis in front. Every
             parameter must have their shape.
         """
 
     @abc.abstractmethod
     def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
-        """Scale (float32, finite, positive) and zero point (int32; float32 where it learns).
+        """Scale (float32, finite, positive) and zero point (int32; float32 if it is learned).
 
-        They decide the shipped codes, so the same bits must come out in eager mode and under `jit`: use
+        They determine the shipped codes, so eager mode and `jit` must compute the same bits: use
         `qjax.numerics.learned_scale`, not `jnp.exp2`, whose last bit differs.
 
         Args:
-          params: what `init` made and training moved. x: the tensor, where `follows_tensor`.
+          params: the parameters from `init`, as training has changed them. x: the tensor, if `follows_tensor`.
         """
 
     @abc.abstractmethod
@@ -79,16 +79,16 @@ class Estimator(abc.ABC):
 
 
 def _log2_scales(scale: np.ndarray) -> np.ndarray:
-    """The logarithms of scales, of which a channel that is too small to learn has the scale of zeros, 1.
+    """The logarithms of scales; a channel that is too small to learn gets 1, the scale of a channel of zeros.
 
-    `choose_qparams` does the same below 2^-100. Raises ValueError where every channel is too small.
+    `choose_qparams` does the same below 2^-100. Raises ValueError if every channel is too small.
     """
     small = scale < 2.0**-LOG2_LIMIT
     return log2_scale_of(np.where(small & ~np.all(small), 1.0, scale))
 
 
 class LSQ(Estimator):
-    """Learned step size: training moves the logarithm of the scale; the zero point stays as calibrated.
+    """Learned step size: training updates the logarithm of the scale; the zero point stays as calibrated.
 
     With c = clip(round(x / s), low, high), where low and high are qmin and qmax minus the zero point, the value is c *
     s. Its derivative by s is c - x / s inside the range and c outside; by x it is 1 inside and 0 outside. The
@@ -119,7 +119,7 @@ class LSQ(Estimator):
 class LSQPlus(LSQ):
     """Learned step size and zero point.
 
-    As `LSQ`, and training also moves the zero point z: the value is (clip(round(x / s) + z, qmin, qmax) - z) * s. The
+    As `LSQ`, but training also updates the zero point z: the value is (clip(round(x / s) + z, qmin, qmax) - z) * s. The
     derivative by z is 0 inside the range and -s outside.
 
     Paper: Bhalgat et al. 2020, LSQ+: Improving low-bit quantization through learnable offsets and better initialization
@@ -138,7 +138,7 @@ class LSQPlus(LSQ):
 
 
 class PACT(Estimator):
-    """A learned clipping value alpha: the codes cover [0, alpha], so it is for the outputs of relus.
+    """A learned clipping value alpha for the outputs of ReLUs: the codes cover [0, alpha].
 
     The scale is alpha / (qmax - qmin). The derivative by alpha is 1 where x is above alpha, and 0 below; by x it is 1
     inside the range and 0 outside.
@@ -156,7 +156,7 @@ class PACT(Estimator):
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
         alpha = scale * np.float32(spec.qmax - spec.qmin)
-        log2_scale_of(alpha)  # refuses what `pact_scale` would clip
+        log2_scale_of(alpha)  # raises for values that `pact_scale` would clip
         return {"alpha": alpha}
 
     def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
@@ -168,9 +168,10 @@ class PACT(Estimator):
 
 
 class TQT(Estimator):
-    """Trained quantization thresholds: scales are powers of two, so that a shift requantizes.
+    """Trained quantization thresholds: scales are powers of two, so that requantization is a shift.
 
-    Training moves t = log2 of the threshold. The scale is 2^ceil(t) divided by the number of codes on one side: 2^(bits
+    Training updates t = log2 of the threshold. The scale is 2^ceil(t) divided by the number of codes on one side:
+    2^(bits
     - 1) for signed codes, 2^bits for unsigned ones. The gradient is that of `LSQ` through the ceiling.
 
     Paper: Jain et al. 2020, Trained Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep
@@ -200,7 +201,7 @@ class TQT(Estimator):
 
 
 class Static(Estimator):
-    """Scale and zero point stay as calibrated. The gradient passes where x is inside the range (straight-through).
+    """Scale and zero point stay as calibrated. The gradient is 1 where x is inside the range (straight-through).
 
     Paper: Jacob et al. 2018, Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
     Inference (arXiv 1712.05877).
@@ -223,10 +224,10 @@ class Static(Estimator):
 
 
 class Dynamic(Static):
-    """For weights: the scale is that of the weight's own range at every step, so nothing is learned.
+    """For weights: the scale follows the weight's own range at every step, so nothing is learned.
 
     The scale is max(|x|) / qmax for symmetric codes and (max(x) - min(x)) / (qmax - qmin) for asymmetric ones, per
-    channel or group as the spec says.
+    tensor, channel or group as in the spec.
 
     Paper: Jacob et al. 2018 (arXiv 1712.05877), section 3.
 
@@ -281,19 +282,19 @@ def estimators() -> tuple[str, ...]:
 
 
 def estimator(method: str | Estimator) -> Estimator:
-    """The estimator of that name; an estimator is returned as it is.
+    """The estimator with that name; an estimator is returned unchanged.
 
     Args:
-      method: a name out of `estimators()`, or an `Estimator`.
+      method: a name from `estimators()`, or an `Estimator`.
 
     Raises:
-      ValueError: an unknown name; the message lists the known ones.
-      TypeError: neither a name nor an estimator, or an estimator that has no hash.
+      ValueError: the name is unknown; the message lists the known ones.
+      TypeError: `method` is neither a name nor an estimator, or it is an estimator without a hash.
     """
     if isinstance(method, Estimator):
         if type(method).__hash__ is None:
             raise TypeError(
-                f"{type(method).__name__}: expected a hashable estimator, because JAX traces equal ones once. Of a "
+                f"{type(method).__name__}: expected a hashable estimator, because JAX traces equal ones once. For a "
                 "dataclass, write @dataclasses.dataclass(frozen=True)."
             )
         return method

@@ -1,8 +1,8 @@
 """A histogram whose range grows with the data, with exact counts.
 
-Bins are `[i * w, (i + 1) * w)` for consecutive integers i, and the width w is a power of two. When the
-data outgrows the bins the width doubles and neighbours (2i, 2i + 1) merge: nothing is interpolated,
-so the counts are those of all the data at the final width, whatever the batches and their order.
+Bins are `[i * w, (i + 1) * w)` for consecutive integers i, and the width w is a power of two. When the data outgrow the
+bins, the width doubles and neighbours (2i, 2i + 1) merge. Nothing is interpolated, so the counts are those of all the
+data at the final width, whatever the batches and their order.
 """
 
 from dataclasses import dataclass, field
@@ -65,22 +65,22 @@ class HostHistogram:
 
 @dataclass(frozen=True)
 class HistogramObserver(BoundsObserver):
-    """Base of the observers that read their range off a histogram.
+    """Base class of the observers that read their range from a histogram.
 
     Args:
-        bins: number of bins per scale, an even number from 16 to 65,536. The width is the least power
-            of two that covers the range, so from half of the bins on are in use.
+        bins: number of bins per scale, an even number from 16 to 65,536. The width is the least power of two that
+            covers the range, so at least half of the bins are used.
 
-    Values are taken as float32. A width is never below `2**-126`, nor below `2**-24` of the power of
-    two above the largest magnitude: data whose spread is that small beside its offset shares bins.
-    Counts are exact up to 2**63 values in all, beyond which `qparams` raises.
+    Values are taken as float32. A width is never below `2**-126`, nor below `2**-24` of the power of two above the
+    largest magnitude, so data with a spread that small relative to their offset share bins. Counts are exact up to
+    2**63 values in all; beyond that, `qparams` raises.
     """
 
     bins: int = field(default=2048, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (16 <= self.bins <= 65536 and self.bins % 2 == 0):
-            raise ValueError(f"bins must be an even number from 16 to 65536. Got {self.bins}; the default is 2048.")
+            raise ValueError(f"bins: expected an even number from 16 to 65536, got {self.bins}; the default is 2048.")
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> HistogramState:
         """A state that has seen nothing; `shape` is that of one batch's tensor."""
@@ -108,12 +108,12 @@ class HistogramObserver(BoundsObserver):
         old_exponent, old_first = state.exponent.reshape(n), state.first.reshape(n)
         merged = lax.cond(
             jnp.any((exponent != old_exponent) | (first != old_first)),
-            lambda: scatter(old, _moved(old_exponent, old_first, exponent, first, bins)),
+            lambda: scatter(old, _new_bins(old_exponent, old_first, exponent, first, bins)),
             lambda: old,
         )
 
         column = _floor_index(rows, exponent.reshape(n, 1)) - first.reshape(n, 1)
-        # Only values that are not finite, which weigh 0, can lie outside.
+        # Only values that are not finite, which have weight 0, can lie outside.
         column = jnp.clip(column, 0, bins - 1)
         row = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32).reshape(n, 1), column.shape)
         batch = jnp.zeros((n, bins), jnp.uint32).at[row, column].add(finite.astype(jnp.uint32))
@@ -159,18 +159,18 @@ def _power_of_two(exponent: Array) -> Array:
 
 
 def _floor_index(x: Array, exponent: Array) -> Array:
-    """`floor(x / 2**exponent)` as int32, exact where the quotient is at most 2**24 in magnitude."""
+    """`floor(x / 2**exponent)` as int32, exact if the magnitude of the quotient is at most 2**24."""
     index = jnp.floor(x * _power_of_two(-exponent)).astype(jnp.int32)
-    # A product below 2**-126 may be flushed to zero, which floor would then not take down to -1.
+    # A product below 2**-126 may be flushed to zero, and floor would then return 0 instead of -1.
     return jnp.where(x < 0, jnp.minimum(index, -1), index)
 
 
 def _grid(lo: Array, hi: Array, bins: int) -> tuple[Array, Array]:
     """The least exponent at which `bins` bins cover [lo, hi], and the index of the first of them.
 
-    Both depend on lo and hi alone, and the exponent never falls as the range grows; so the batches'
-    order cannot matter. Integers decide: the ends are taken as multiples of the finest width allowed,
-    where the larger one has 24 bits and is exact, and halved until they are close enough.
+    Both depend on lo and hi alone, and the exponent never falls as the range grows, so the order of the batches cannot
+    matter. The computation is in integers: the ends are multiples of the finest width allowed, where the larger one has
+    24 bits and is exact, and are halved until they are close enough.
     """
     empty = lo > hi
     lo, hi = jnp.where(empty, 0.0, lo), jnp.where(empty, 0.0, hi)
@@ -184,8 +184,8 @@ def _grid(lo: Array, hi: Array, bins: int) -> tuple[Array, Array]:
     return finest + shift, low >> shift
 
 
-def _moved(old_exponent: Array, old_first: Array, exponent: Array, first: Array, bins: int) -> Array:
-    """Where each old bin's count goes: int32 (rows, bins)."""
+def _new_bins(old_exponent: Array, old_first: Array, exponent: Array, first: Array, bins: int) -> Array:
+    """The new bin of each old bin's count: int32 (rows, bins)."""
     old_index = old_first.reshape(-1, 1) + jnp.arange(bins, dtype=jnp.int32).reshape(1, -1)
     shift = jnp.clip(exponent - old_exponent, 0, 31).reshape(-1, 1)
     # Bins outside the new range hold no counts.

@@ -1,4 +1,4 @@
-"""One quantizer: codes, an estimator (`calibration.estimators`), and the tensor that it is for."""
+"""One quantizer: its codes, its estimator (`calibration.estimators`), and the tensor that it belongs to."""
 
 import dataclasses
 import math
@@ -27,11 +27,11 @@ Method: TypeAlias = Literal["lsq", "lsq_plus", "pact", "tqt", "static", "dynamic
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
-    """The static side of one quantizer; its numbers are a dict of arrays that is passed in.
+    """The static side of one quantizer; its numbers are passed in as a dict of arrays.
 
     spec: the codes. method: the estimator, or its name. shape: of the tensor (activations: of one example, without the
-    batch). stack: lengths of the scans that the tensor lives in; parameters have these axes in front. fixed: the scale
-    and zero point, where neither calibration nor training chooses them ("static").
+    batch). stack: lengths of the scans around the tensor; parameters have these axes in front. fixed: the scale and
+    zero point, if neither calibration nor training chooses them ("static").
     """
 
     spec: QSpec
@@ -45,12 +45,12 @@ class Quantizer:
 
     @property
     def estimator(self) -> Estimator:
-        """What learns, and by which gradient."""
+        """The estimator, which defines what is learned and by which gradient."""
         return estimator(self.method)
 
     @property
     def follows_tensor(self) -> bool:
-        """Whether the scale is that of the tensor at every step, so there are no parameters."""
+        """Whether the scale follows the tensor at every step, so that there are no parameters."""
         return self.estimator.follows_tensor
 
     @property
@@ -60,11 +60,11 @@ class Quantizer:
 
     @property
     def takes_scale(self) -> bool:
-        """Whether `qparams` takes a "scale" in the place of its "log2_scale", as LSQ's does."""
+        """Whether `qparams` accepts a "scale" instead of its "log2_scale", as LSQ's does."""
         return type(self.estimator).qparams is LSQ.qparams
 
     def init(self, qparams: QParams) -> dict[str, np.ndarray]:
-        """Parameters that start from calibrated ones (leading axes of `stack` included, if any)."""
+        """Initial parameters from calibrated ones, including the leading axes of `stack`."""
         scale, zero_point = np.asarray(qparams.scale), np.asarray(qparams.zero_point)
         if self.fixed is not None:
             scale, zero_point = (
@@ -73,7 +73,7 @@ class Quantizer:
         return self.estimator.init(self.spec, scale, zero_point)
 
     def qparams(self, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
-        """Scale and zero point; the same bits in eager and under jit. `x`: the tensor, where it is followed."""
+        """Scale and zero point; the same bits in eager mode and under jit. `x`: the tensor, if the scale follows it."""
         return self.estimator.qparams(self.spec, params, x)
 
     def __call__(
@@ -83,12 +83,12 @@ class Quantizer:
         quantization: InputQuantization = "reciprocal",
         key: jax.Array | None = None,
     ) -> Quantized:
-        """Quantize a tensor. `quantization`: the runtime's formula. `key`: round stochastically, see `Rounding`."""
-        return _quantized(self, quantization, params, x, key)
+        """Quantize a tensor. `quantization`: the runtime's formula. `key`: rounds stochastically, see `Rounding`."""
+        return _quantize(self, quantization, params, x, key)
 
 
 @traced_once(0, 1)
-def _quantized(
+def _quantize(
     quantizer: Quantizer,
     quantization: InputQuantization,
     params: Mapping[str, Any],
@@ -119,9 +119,9 @@ def _quantized(
 
 
 def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The parameters with every "log2_scale" of LSQ turned into its "scale".
+    """The parameters with every "log2_scale" of LSQ converted to its "scale".
 
-    All in one vector: one small computation a step instead of one per quantizer.
+    All are in one vector, so there is one small computation per step instead of one per quantizer.
     """
     names = [name for name, q in quantizers.items() if q.takes_scale]
     names.sort(key=lambda name: jnp.size(values[name]["log2_scale"]))

@@ -1,4 +1,4 @@
-"""The smallest and the largest value of the data."""
+"""An observer of the smallest and the largest value of the data."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class MinMaxState:
 
 @dataclass(frozen=True)
 class MinMax(BoundsObserver):
-    """Keeps the exact minimum and maximum of all batches, per scale.
+    """Records the exact minimum and maximum of all batches, per scale.
 
     The range is [min(x), max(x)], extended to contain 0. The result does not depend on the order of the batches, or on
     how the data is split into them. One outlier sets the scale; `Percentile`, `MSE` and `Entropy` clip it.
@@ -40,7 +40,7 @@ class MinMax(BoundsObserver):
     name = "minmax"
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> MinMaxState:
-        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        """A state without data; `shape` is that of one batch's tensor."""
         params = spec.param_shape(shape)
         return MinMaxState(
             jnp.full(params, jnp.inf, jnp.float32), jnp.full(params, -jnp.inf, jnp.float32), zero_tally()

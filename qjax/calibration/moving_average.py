@@ -1,4 +1,4 @@
-"""An exponential moving average of the smallest and the largest value of each batch."""
+"""An observer that averages the smallest and the largest value of each batch exponentially."""
 
 from dataclasses import dataclass
 
@@ -27,8 +27,8 @@ class MovingAverageState:
 class MovingAverage(BoundsObserver):
     """Averages the ends of the range over batches: `average = decay * average + (1 - decay) * batch`.
 
-    The first batch is the first average. The result depends on the order of the batches. Both products are rounded to
-    float32 before they are added, so that eager mode, `jit`, `scan` and numpy have the same bits.
+    The first batch initialises the average. The result depends on the order of the batches. Both products are rounded
+    to float32 before they are added, so that eager mode, `jit`, `scan` and numpy compute the same bits.
 
     Paper: Jacob et al. 2018 (arXiv 1712.05877), section 3.1.
 
@@ -45,10 +45,10 @@ class MovingAverage(BoundsObserver):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay < 1.0:
-            raise ValueError(f"decay must be in [0, 1). Got {self.decay}; the usual value is 0.99.")
+            raise ValueError(f"decay: expected a number in [0, 1), got {self.decay}; the usual value is 0.99.")
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> MovingAverageState:
-        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        """A state without data; `shape` is that of one batch's tensor."""
         params = spec.param_shape(shape)
         zeros = jnp.zeros(params, jnp.float32)
         return MovingAverageState(zeros, zeros, zero_tally())
@@ -76,8 +76,8 @@ class MovingAverage(BoundsObserver):
 def _blend(average: Array, batch: Array, decay: float, zero: Array) -> Array:
     """`fl(fl(decay * average) + fl((1 - decay) * batch))`.
 
-    The integer `^ zero` between product and sum keeps the two from becoming a fused multiply-add;
-    `zero` must be 0 at run time and unknown at compile time.
+    The integer `^ zero` between product and sum prevents a fused multiply-add; `zero` must be 0 at run time and
+    unknown at compile time.
     """
 
     def product(value: Array, weight: float) -> Array:

@@ -1,4 +1,4 @@
-"""The grid with the least expected squared error over the histogram."""
+"""An observer that chooses the grid with the least expected squared error over the histogram."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ _MAX_ZERO_POINTS = 257
 class MSE(HistogramObserver):
     """Searches scale and zero point for the least mean of `(x - dequantize(quantize(x)))**2`, per scale.
 
-    Both kinds of error count: the rounding inside the range and the clipping beyond it. The values of a bin of the
-    histogram are taken as spread evenly over it, and exact zeros as zeros. The integral of the squared error is then
-    exact.
+    Both kinds of error count: the rounding inside the range and the clipping beyond it. The values in a bin of the
+    histogram are assumed to be spread evenly over it, except for exact zeros. Under this assumption the integral of the
+    squared error is exact.
 
     Scales go down from the one that covers the data, in steps of `2**(1/32)` over 10 octaves. A symmetric spec has one
     zero point for each. An asymmetric one tries those between covering the lowest and covering the highest value, at
@@ -45,14 +45,14 @@ class MSE(HistogramObserver):
         for histogram in self.histograms(state):
             scale, zero_point = best_grid(histogram, spec)
             lo, hi = (spec.qmin - zero_point) * scale, (spec.qmax - zero_point) * scale
-            # Symmetric scales follow from the largest magnitude over qmax alone.
+            # A symmetric scale depends only on the largest magnitude divided by qmax.
             ends.append((-hi if spec.symmetric and spec.signed else lo, hi))
         lo, hi = np.asarray(ends, np.float32).T
         return lo.reshape(state.lo.shape), hi.reshape(state.lo.shape)
 
 
 def best_grid(histogram: HostHistogram, spec: QSpec) -> tuple[float, int]:
-    """The scale and zero point of the least expected squared error; scale 0 for data of only zeros."""
+    """The scale and zero point of the least expected squared error; scale 0 if all data are zero."""
     error = SquaredError(histogram)
     best = (np.inf, 0.0, 0)
     for scale, zero_points in candidates(histogram.lo, histogram.hi, spec):
@@ -60,14 +60,14 @@ def best_grid(histogram: HostHistogram, spec: QSpec) -> tuple[float, int]:
         i = int(np.argmin(costs))
         if costs[i] < best[0]:
             best = (float(costs[i]), scale, int(zero_points[i]))
-        # With one zero point, clipping grows as the scale falls: nothing narrower can be better.
+        # With one zero point, clipping grows as the scale falls, so nothing narrower can be better.
         if spec.symmetric and clipping[0] > best[0]:
             break
     return best[1], best[2]
 
 
 def candidates(lo: float, hi: float, spec: QSpec) -> list[tuple[float, np.ndarray]]:
-    """(scale, zero points) to try for data in [lo, hi], widest first; none for data of only zeros."""
+    """(scale, zero points) to try for data in [lo, hi], widest first; empty if all data are zero."""
     lo, hi = min(lo, 0.0), max(hi, 0.0)
     if spec.symmetric:
         widest = (max(-lo, hi) if spec.signed else hi) / spec.qmax
@@ -94,8 +94,8 @@ class SquaredError:
 
     With density rho constant within a bin, the error of the grid `k * s`, `k` from `kmin` to `kmax`,
     is the integral of rho times: `(x - a)**2` below `a = kmin * s`, `(x - b)**2` above `b = kmax * s`,
-    and the squared distance to the nearest multiple of s between. Cumulative integrals at the edges
-    give each part; float64 throughout, in units of the bin width.
+    and the squared distance to the nearest multiple of s between. Each part follows from cumulative integrals at the
+    edges; everything is float64, in units of the bin width.
     """
 
     def __init__(self, histogram: HostHistogram) -> None:
@@ -135,7 +135,7 @@ class SquaredError:
     def _at(
         self, cumulative: np.ndarray, antiderivative: Callable[[np.ndarray], np.ndarray], t: np.ndarray
     ) -> np.ndarray:
-        """The integral of rho * f up to each t, within the bin that holds t."""
+        """The integral of rho * f up to each t, interpolated within the bin that contains t."""
         t = np.clip(t, self._edges[0], self._edges[-1])
         j = np.clip(np.floor(t - self._edges[0]).astype(np.int64), 0, self._rho.size - 1)
         return cumulative[j] + self._rho[j] * (antiderivative(t) - antiderivative(self._edges[j]))
@@ -144,7 +144,7 @@ class SquaredError:
 def _rounding_integral(t: np.ndarray, s: float) -> np.ndarray:
     """The integral from 0 to t of the squared distance to the nearest multiple of s.
 
-    Each whole step gives s**3 / 12, and the rest from the nearest multiple n on (u - n)**3 / 3 of s**3.
+    Each whole step contributes s**3 / 12, and the rest, from the nearest multiple n on, (u - n)**3 / 3 of s**3.
     """
     u = t / s
     n = np.rint(u)

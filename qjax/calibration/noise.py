@@ -10,33 +10,33 @@ from qjax.calibration.channels import to_rows
 from qjax.numerics.affine import QParams, QSpec
 
 MOST = 4096
-"""How many numbers of a tensor are sampled."""
+"""The most numbers of a tensor that are sampled."""
 
 _HIDDEN = -1e4
-"""Numbers up to this are masks in front of a softmax, not a signal."""
+"""Numbers up to this are masks for a softmax, not a signal."""
 
 
 def least(spec: QSpec) -> float:
-    """The decibels that a quantizer should keep: 10 from 4 bits on, for fewer what is left of 6 for each bit.
+    """The signal-to-noise ratio in dB that a quantizer should reach: 10 from 4 bits on, and 6 less for each bit fewer.
 
-    Uniform codes of a normal distribution within 4 standard deviations have 6 bits - 7 decibels; 2 bits are for those
-    who train with them.
+    Uniform codes of a normal distribution within 4 standard deviations reach 6 * bits - 7 dB. Those who use 2 bits
+    train with them.
     """
     return min(10.0, 6.0 * spec.bits - 14.0)
 
 
 def thinned(x: jax.Array, leading: int) -> jax.Array:
-    """At most `MOST` numbers of a tensor, evenly from all of its axes; its first axes stay."""
+    """At most `MOST` numbers of a tensor, evenly from all of its axes except the first ones, which are kept whole."""
     count = math.prod(x.shape[leading:])
     step = max(1, -(-count // MOST))
     while math.gcd(step, count) > 1:
-        # With a common factor the steps would reach only some of the channels.
+        # If the steps had a common factor, they would reach only some of the channels.
         step += 1
     return jnp.reshape(x, (*x.shape[:leading], -1))[..., ::step].astype(jnp.float32)
 
 
 def signal_and_noise(x: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, spec: QSpec) -> tuple[float, float]:
-    """The sums of squares of numbers, and of what their codes lose; scale and zero point broadcast to x."""
+    """The sums of squares of numbers and of their quantization errors; scale and zero point broadcast to x."""
     with np.errstate(all="ignore"):
         codes = np.clip(np.rint(x / scale) + zero_point, spec.qmin, spec.qmax)
         error = x - (codes - zero_point) * scale
@@ -46,13 +46,13 @@ def signal_and_noise(x: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, s
 
 
 def of_activation(x: np.ndarray, qparams: QParams) -> tuple[float, float]:
-    """The sums of a sample that `thinned` made; the parameters have the axes that stayed."""
+    """The sums for a sample from `thinned`; the parameters have the axes that were kept."""
     scale, zero_point = (np.asarray(a)[..., None] for a in (qparams.scale, qparams.zero_point))
     return signal_and_noise(x, scale, zero_point, qparams.spec)
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Infinite where nothing is lost, or where there is nothing to lose."""
+    """The ratio in dB; infinite if there is no noise or no signal."""
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
 

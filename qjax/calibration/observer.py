@@ -1,4 +1,4 @@
-"""Observers: statistics of constant size about a tensor, and the quantization parameters that follow from them."""
+"""Observers: statistics of constant size about a tensor, from which quantization parameters follow."""
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -17,19 +17,19 @@ Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 @runtime_checkable
 class Observer(Protocol):
-    """Statistics of one tensor over any number of batches, and the quantization they lead to.
+    """Statistics of one tensor over any number of batches, and the quantization parameters that follow.
 
-    An observer is an immutable value without data; the state holds the data. qjax takes any object with these three
+    An observer is an immutable value without data; the state holds the data. qjax accepts any object with these three
     methods and a name as an observer.
     """
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> State:
-        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        """A state without data; `shape` is that of one batch's tensor."""
         ...
 
     def update(self, state: State, x: Array, spec: QSpec) -> State:
@@ -42,19 +42,19 @@ class Observer(Protocol):
 
 
 class BoundsObserver:
-    """An observer whose statistics come down to a range per scale; not the protocol itself."""
+    """An observer whose statistics determine a range per scale; the protocol itself is `Observer`."""
 
     name: str
 
     def bounds(self, state: State, spec: QSpec) -> Bounds:
-        """The range to be represented, before zero is made representable in it."""
+        """The range to represent, before it is extended to contain zero."""
         raise NotImplementedError
 
     def qparams(self, state: State, spec: QSpec) -> QParams:
-        """`choose_qparams` of the bounds.
+        """Apply `choose_qparams` to the bounds.
 
         Raises:
-            ValueError: no data was seen, or some of it was NaN or infinite.
+            ValueError: there were no data, or some of them were NaN or infinite.
         """
         lo, hi = self.bounds(state, spec)
         refuse_tiny(lo, hi, spec)
@@ -62,13 +62,14 @@ class BoundsObserver:
 
 
 def refuse_tiny(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
-    """Raise if a tensor is not zero, but too small for the smallest scale: its codes would all be zero.
+    """Raise if a tensor is not zero, but too small for the smallest scale, so that its codes would all be zero.
 
-    A channel of such numbers beside others that are greater counts as zeros.
+    A channel of such numbers next to channels with greater numbers counts as zero.
     """
     low, high = float(np.min(lo, initial=0)), float(np.max(hi, initial=0))
     if max(-low, high) > 0 and (high - low) / spec.levels < SCALE_MIN:
         raise ValueError(
-            f"expected numbers that {spec.bits} bits can tell from zero, got a tensor in [{low:.3g}, {high:.3g}], "
-            "whose scale would lie under 2^-100. Multiply the data or the parameters by a constant, or set them to 0."
+            f"expected numbers that {spec.bits} bits can distinguish from zero, got a tensor in [{low:.3g}, "
+            f"{high:.3g}], whose scale would be below 2^-100. Multiply the data or the parameters by a constant, or "
+            "set them to 0."
         )

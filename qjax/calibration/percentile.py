@@ -1,4 +1,4 @@
-"""The range of the data without its outliers."""
+"""An observer of the range of the data without its outliers."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,16 +15,17 @@ class Percentile(HistogramObserver):
     """Clips at the percentiles `100 - percentile` and `percentile` of the data, per scale.
 
     The k-th smallest of n values, with `k = ceil(percentile / 100 * n)`, lies in some bin of the histogram. The upper
-    bound is that bin's upper edge, or the maximum if that is smaller. So it is at most one bin above the quantile
-    (numpy's "inverted_cdf") and never below it. The lower bound mirrors this. A symmetric spec takes the farther of
-    both bounds.
+    bound is that bin's upper edge, or the maximum if that is smaller. It is therefore at most one bin above the
+    quantile (numpy's "inverted_cdf") and never below it. The lower bound mirrors this. A symmetric spec uses the bound
+    that is farther from zero.
 
     Paper: Wu et al. 2020, Integer Quantization for Deep Learning Inference: Principles and Empirical Evaluation (arXiv
     2004.09602), section 4.
 
     Args:
-      percentile: in (50, 100]. 100 is the exact minimum and maximum. It is taken as the decimal number that is printed,
-        so 99.99 is 9999/10000.
+      percentile: in (50, 100]. 100 is the exact minimum and maximum. It is interpreted as the decimal number that
+      Python
+        prints, so 99.99 is 9999/10000.
       bins: of the histogram, an even number from 16 to 65,536.
 
     Examples:
@@ -38,10 +39,10 @@ class Percentile(HistogramObserver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 50.0 < self.percentile <= 100.0:
-            raise ValueError(f"percentile must be in (50, 100]. Got {self.percentile}; the usual value is 99.99.")
+            raise ValueError(f"percentile: expected a number in (50, 100], got {self.percentile}; 99.99 is usual.")
 
     def bounds(self, state: HistogramState, spec: QSpec) -> Bounds:
-        """The bounds that both tails leave."""
+        """The bounds without both tails."""
         fraction = Fraction(str(self.percentile)) / 100
         ends = [percentile_bounds(h, fraction) for h in self.histograms(state)]
         lo, hi = np.asarray(ends, np.float32).T

@@ -1,4 +1,4 @@
-"""Observers by name."""
+"""Looks up observers by name."""
 
 from collections.abc import Callable
 
@@ -21,14 +21,14 @@ def names() -> tuple[str, ...]:
 
 
 def get(observer: str | Observer) -> Observer:
-    """The observer of that name with its default settings; an observer is returned as it is.
+    """The observer with that name and its default settings; an observer is returned unchanged.
 
     Args:
-      observer: a name out of `names()`, or an `Observer`.
+      observer: a name from `names()`, or an `Observer`.
 
     Raises:
-        ValueError: unknown name; the message lists the known ones.
-        TypeError: neither a name nor an observer.
+        ValueError: the name is unknown; the message lists the known ones.
+        TypeError: `observer` is neither a name nor an observer.
     """
     if isinstance(observer, str):
         if observer not in _OBSERVERS:
@@ -40,7 +40,7 @@ def get(observer: str | Observer) -> Observer:
         return _OBSERVERS[observer]()
     if isinstance(observer, type) or not isinstance(observer, Observer):
         raise TypeError(
-            "expected an observer's name or an object with name, init, update and qparams. "
-            f"Got {observer!r}" + (": make an instance of it." if isinstance(observer, type) else ".")
+            "expected an observer's name or an object with name, init, update and qparams, "
+            f"got {observer!r}" + (": make an instance of it." if isinstance(observer, type) else ".")
         )
     return observer

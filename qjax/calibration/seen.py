@@ -1,11 +1,11 @@
-"""What the calibration saw of each tensor, beside what its observer keeps: whether a scale from it can be any good.
+"""Checks during calibration whether the data of a tensor can determine a good scale, which its observer cannot tell.
 
-An observer keeps what makes a scale. Three things it cannot tell:
+An observer only records what determines a scale. It cannot detect three problems:
 
-- Data that are a single number (a blank image, the zeros that a model is initialised with) make a scale of nothing.
-- Channels of unlike size in one tensor (boxes in pixels beside scores between 0 and 1): the scale of the large ones
-  leaves the small ones a code or two.
-- A constant that an operation puts among codes can lie outside of their range, see `qjax.tracing.joined`.
+- Data that are a single number (a blank image, the zeros with which a model is initialised) define no scale.
+- Channels of very different magnitude in one tensor (boxes in pixels next to scores between 0 and 1): the scale of the
+  large ones leaves a code or two for the small ones.
+- A constant that an operation inserts among codes can lie outside their range, see `qjax.tracing.joined`.
 """
 
 import dataclasses
@@ -24,25 +24,25 @@ Extremes = dict[str, jax.Array]
 
 _MOST_CHANNELS = 4096
 _FEW_CODES = 1
-"""The greatest distance of two codes between which a channel counts as lost."""
+"""A channel counts as lost if its codes are at most this far apart."""
 _MOST_OTHERS = 16
-"""A channel is lost among others only where the whole tensor has more codes than this."""
+"""A channel is lost only if the whole tensor has more codes than this."""
 _FEWEST_VALUES = 8
-"""The values of a channel that has fewer lie close together by chance."""
+"""Channels with fewer values are not judged, because these may lie close together by chance."""
 _STILL = 2.0**-10
-"""A channel that moves less than this share of its largest number is constant in floats, too."""
+"""A channel that varies less than this fraction of its largest number is constant in float, too."""
 
 
 _NOTHING = 2.0**-21
-"""A channel that moves less than this share of the tensor's largest number moves by the rounding of sums in float32."""
+"""A channel that varies less than this fraction of the tensor's largest number varies by rounding of float32 sums."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blind:
     """A quantizer whose data were a single number.
 
-    number: that one. values: the numbers that the calibration gave the quantizer, by which one knows later whether
-    anything else has set them since. location: the user's line.
+    number: that number. values: the parameters that calibration gave the quantizer, which show later whether anything
+    else has set them since. location: the user's line.
     """
 
     name: str
@@ -55,8 +55,8 @@ def extremes(x: jax.Array, leading: int, *, channels: Sequence[int] = (), finite
     """The least and the greatest number of a tensor.
 
     Args:
-      x: a real tensor; its first `leading` axes are those of scans, and stay.
-      channels: the axes along which those of every channel are wanted.
+      x: a float tensor; its first `leading` axes are those of scans, and are kept.
+      channels: the axes along which the extremes of every channel are computed.
       finite: whether infinities are left out; NaN always is.
     """
     x = x.astype(jnp.float32)
@@ -75,7 +75,7 @@ def extremes(x: jax.Array, leading: int, *, channels: Sequence[int] = (), finite
 
 
 def merge_extremes(before: Extremes, now: Extremes) -> Extremes:
-    """The extremes of both; what has another shape now, as an axis of another length, is left out."""
+    """The extremes of both; those whose shape has changed, because an axis has another length, are left out."""
     return {
         key: (jnp.minimum if key.startswith("low") else jnp.maximum)(before[key], value)
         for key, value in now.items()
@@ -84,21 +84,21 @@ def merge_extremes(before: Extremes, now: Extremes) -> Extremes:
 
 
 def nothing_seen(shapes: Mapping[str, Any]) -> Extremes:
-    """What `merge_extremes` begins with; shapes: of the extremes of one batch."""
+    """The initial value for `merge_extremes`. shapes: of the extremes of one batch."""
     return {
         key: jnp.full(a.shape, jnp.inf if key.startswith("low") else -jnp.inf, jnp.float32) for key, a in shapes.items()
     }
 
 
 def without_hidden(x: jax.Array, operand: Sequence[Extremes], hidden: Collection[End]) -> jax.Array:
-    """A joined result in which numbers beyond an end of the operand's range that its readers ignore are that end.
+    """A joined result in which numbers beyond an end of the range that its readers ignore are clipped to that end.
 
-    What no range can hold becomes zero: NaN and infinity. Numbers far beyond the data become 2^14 times their size, so
-    that observers need not cope with 1e38.
+    NaN and infinity, which no range can contain, become zero. Numbers far beyond the data are limited to 2^14 times the
+    data's size, so that observers need not cope with 1e38.
     """
     low = jnp.min(jnp.stack([each["low"] for each in operand]), axis=0)
     high = jnp.max(jnp.stack([each["high"] for each in operand]), axis=0)
-    # the range of a quantizer always holds zero
+    # The range of a quantizer always contains zero.
     low, high = (jnp.broadcast_to(a.reshape(a.shape + (1,) * (x.ndim - a.ndim)), x.shape) for a in (low, high))
     low, high = jnp.minimum(low, jnp.zeros_like(low)), jnp.maximum(high, jnp.zeros_like(high))
     far = jnp.maximum(-low, high) * np.float32(2.0**14)
@@ -108,12 +108,12 @@ def without_hidden(x: jax.Array, operand: Sequence[Extremes], hidden: Collection
 
 
 def flat_values(values: Mapping[str, Any]) -> tuple[float, ...]:
-    """All numbers of a quantizer in one tuple, in the order of their names."""
+    """All numbers of a quantizer as one tuple, in the order of their names."""
     return tuple(float(x) for key in sorted(values) for x in np.ravel(np.asarray(values[key], np.float32)))
 
 
 def single_number(seen: Sequence[Mapping[str, np.ndarray]]) -> float | None:
-    """The only number that a quantizer has seen, if it was one; of a quantizer in scans, in any iteration."""
+    """The single number that a quantizer has seen, or None; for a quantizer in scans, in any iteration."""
     low = np.min([np.asarray(each["low"]) for each in seen], axis=0)
     high = np.max([np.asarray(each["high"]) for each in seen], axis=0)
     alone = np.ravel(low >= high)
@@ -121,7 +121,7 @@ def single_number(seen: Sequence[Mapping[str, np.ndarray]]) -> float | None:
 
 
 def beyond(result: Mapping[str, np.ndarray], operand: Sequence[Mapping[str, np.ndarray]], qparams: QParams) -> bool:
-    """Whether a joined result leaves both the numbers that its operand has shown and the range of its codes."""
+    """Whether a joined result exceeds both the numbers of its operand and the range of the operand's codes."""
     scale, zero_point = np.asarray(qparams.scale, np.float64), np.asarray(qparams.zero_point, np.float64)
     spec = qparams.spec
     if not spec.per_tensor:
@@ -135,7 +135,7 @@ def beyond(result: Mapping[str, np.ndarray], operand: Sequence[Mapping[str, np.n
 
 
 class Lost(NamedTuple):
-    """What has one or two codes only. said: in words. still: whether no channel of the tensor moves through many."""
+    """Something with only one or two codes. said: its description. still: whether all channels are nearly constant."""
 
     said: str
     still: bool = False
@@ -144,13 +144,13 @@ class Lost(NamedTuple):
 def lost_tensors(
     seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams, counts: Mapping[str, int]
 ) -> dict[str, Lost]:
-    """What the scale of a quantizer leaves one or two codes although its numbers move, by label.
+    """Find tensors and channels that get one or two codes although their numbers vary, by label.
 
-    That is a whole tensor, which is small beside the others, or channels of one.
+    Such a tensor is small compared with others on the same scale, or such channels compared with others of the tensor.
 
     Args:
       seen: the extremes of the tensors that share the quantizer, by label.
-      counts: how many numbers each of them has shown.
+      counts: how many numbers of each of them were seen.
     """
     if np.size(qparams.scale) != 1:
         return {}

@@ -1,4 +1,4 @@
-"""How many values an observer has seen, and how many of them were not finite."""
+"""Counts the values that an observer has seen, and those that were not finite."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from qjax.calibration.counter import Counter, add, exceeded, to_host, zero_count
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tally:
-    """Scalar counts over all batches and channels: of shape (3,), values seen, NaNs among them, infinities among them.
+    """Scalar counts over all batches and channels, of shape (3,): values, NaNs among them, infinities among them.
 
-    One counter, not three: a network has an observer for each of its tensors, in one program to compile.
+    They share one counter, because a network has an observer for each of its tensors in one program to compile.
     """
 
     counts: Counter
@@ -26,7 +26,7 @@ class Tally:
 
 
 def zero_tally() -> Tally:
-    """A tally of nothing."""
+    """A tally of no data."""
     return Tally(zero_counter((3,)))
 
 
@@ -43,25 +43,25 @@ def counts_of(x: Array) -> Array:
 
 
 def require_usable(tally: Tally, name: str) -> None:
-    """Raises unless the data seen can give a range.
+    """Raise unless the data seen can determine a range.
 
     Args:
         tally: concrete counts.
         name: the observer's name, for the message.
 
     Raises:
-        ValueError: no value was seen, a NaN or an infinity was, or the counts reached 2**63.
+        ValueError: there were no values, some were NaN or infinite, or the counts reached 2**63.
     """
     seen, nan, inf = (int(count) for count in to_host(tally.counts))
     if seen == 0:
         raise ValueError(
-            f"observer {name!r} has seen no data, so it has no range. Expected at least one batch: "
-            "calibrate with data that reaches this tensor before asking for its scale."
+            f"observer {name!r}: expected at least one batch, got no data, so there is no range. "
+            "Calibrate with data that reaches this tensor before asking for its scale."
         )
     if nan or inf:
         raise ValueError(
-            f"observer {name!r} expected finite calibration data. Got {nan} NaN and {inf} infinite of "
-            f"{seen} values. Remove the batches that make them, or look for an overflow in the model."
+            f"observer {name!r}: expected finite calibration data, got {nan} NaN and {inf} infinite of "
+            f"{seen} values. Remove the batches with these, or look for an overflow in the model."
         )
     if exceeded(tally.seen):
         raise ValueError(f"observer {name!r} has seen 2**63 values or more, beyond what it counts exactly.")

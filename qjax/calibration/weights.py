@@ -1,4 +1,4 @@
-"""Quantization parameters of a weight, from the weight itself."""
+"""Chooses the quantization parameters of a weight from the weight itself."""
 
 import functools
 from collections.abc import Callable
@@ -18,29 +18,29 @@ WeightMethod = Literal["minmax", "mse", "lsq"]
 _STEPS = 128
 _SMALLEST_STEP = 8
 _SMALL = 1 << 16
-"""Elements of a weight up to which numpy computes its quantized values faster than XLA compiles a program for them."""
+"""Up to so many elements, numpy computes quantized values of a weight faster than XLA compiles a program for them."""
 
 
 def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QParams:
-    """Scale and zero point for the weight `w`, on the host; the same input gives the same bits.
+    """Choose scale and zero point for the weight `w` on the host; the same input always gives the same bits.
 
     Args:
-        w: a concrete floating array of any shape that `spec` can be applied to; taken as float32.
-        spec: the codes, and the axes or groups with scales of their own.
+        w: a concrete floating array of any shape to which `spec` applies; taken as float32.
+        spec: the codes, and the axes or groups with separate scales.
         method: one of these.
             "minmax": the exact range. Best at 8 bits.
             "mse": per scale, the range times i/128, i from 128 down to 8, with the least sum of
-                `(w - dequantize(quantize(w)))**2`; of equals the widest. An asymmetric spec then moves
-                each end by itself over the same factors. Matters at 2 to 4 bits.
+                `(w - dequantize(quantize(w)))**2`; of equal ones the widest. An asymmetric spec then moves
+                each end separately over the same factors. Matters at 2 to 4 bits.
             "lsq": `2 * mean|w| / sqrt(qmax)`, the initial scale of Esser et al. 2020 (arXiv 1902.08153),
+                section 2.1; symmetric specs only.
                 section 2.1; symmetric specs only.
 
     Raises:
-        ValueError: an unknown method, an empty `w`, a NaN or an infinity in it, or "lsq" for an
-            asymmetric spec.
+        ValueError: the method is unknown; `w` is empty or contains NaN or infinity; "lsq" with an asymmetric spec.
         TypeError: `w` is not floating.
     """
-    w = _checked(w)
+    w = _check_weight(w)
     rows, shape = to_rows(w, spec), spec.param_shape(w.shape)
     lo, hi = rows.min(axis=1).reshape(shape), rows.max(axis=1).reshape(shape)
     refuse_tiny(lo, hi, spec)
@@ -55,30 +55,30 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
 
 def squared_error(w: np.ndarray, qparams: QParams) -> np.ndarray:
     """Per scale, the float64 sum of squared differences between `w` and its quantized value."""
-    restored = (_restored_in_numpy if w.size <= _SMALL else _restored_in_one_pass)(w, qparams)
+    restored = (_restored_in_numpy if w.size <= _SMALL else _dequantize_compiled)(w, qparams)
     difference = np.subtract(w, np.asarray(restored), dtype=np.float64)
     rows = to_rows(np.square(difference, out=difference), qparams.spec)
     return rows.sum(axis=1).reshape(qparams.scale.shape)
 
 
-def _restored(w: Any, qparams: QParams) -> jax.Array:
+def _dequantize(w: Any, qparams: QParams) -> jax.Array:
     return dequantize(quantize(w, qparams), qparams)
 
 
-# one pass over the memory of a weight, where a search makes a hundred
-_restored_in_one_pass = jax.jit(_restored)
-_restored_in_numpy = run_in_numpy(_restored)
+# One pass over the memory of a weight, where a search would otherwise make a hundred.
+_dequantize_compiled = jax.jit(_dequantize)
+_restored_in_numpy = run_in_numpy(_dequantize)
 
 
 @functools.cache
-def _chosen(spec: QSpec) -> Callable[[np.ndarray, np.ndarray], QParams]:
+def _choose_unchecked(spec: QSpec) -> Callable[[np.ndarray, np.ndarray], QParams]:
     """`choose_qparams` without its checks; the same bits."""
     return run_in_numpy(lambda lo, hi: choose_qparams(lo, hi, spec))
 
 
 def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> tuple[np.ndarray, np.ndarray]:
     """The clipped range of least squared error, per scale."""
-    # Zero is always representable, so an end on the far side of it cannot clip.
+    # Zero is always representable, so an end on the far side of zero cannot clip.
     lo, hi = np.minimum(lo, np.float32(0)), np.maximum(hi, np.float32(0))
 
     def search(clip: Callable[[np.float32], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +86,7 @@ def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -
         best = squared_error(w, choose_qparams(best_lo, best_hi, spec))
         for i in range(_STEPS - 1, _SMALLEST_STEP - 1, -1):
             new_lo, new_hi = clip(np.float32(i / _STEPS))
-            error = squared_error(w, _chosen(spec)(new_lo, new_hi))
+            error = squared_error(w, _choose_unchecked(spec)(new_lo, new_hi))
             better = error < best
             best_lo, best_hi = np.where(better, new_lo, best_lo), np.where(better, new_hi, best_hi)
             best = np.where(better, error, best)
@@ -103,13 +103,13 @@ def _lsq(rows: np.ndarray, shape: tuple[int, ...], spec: QSpec) -> QParams:
     if not spec.symmetric:
         raise ValueError(f"method 'lsq' expected a symmetric spec. Got {spec}; use 'minmax' or 'mse'.")
     scale = 2.0 * np.abs(rows.astype(np.float64)).mean(axis=1) / np.sqrt(float(spec.qmax))
-    # A row of zeros has no scale; choose_qparams decides what it gets.
+    # A row of zeros has no scale of its own, so choose_qparams decides.
     fallback = np.asarray(choose_qparams(np.zeros(1), np.zeros(1), spec).scale)
     scale = np.where(scale > 0.0, scale, fallback).astype(np.float32).reshape(shape)
     return QParams(jnp.asarray(scale), jnp.zeros(shape, jnp.int32), spec)
 
 
-def _checked(w: Any) -> np.ndarray:
+def _check_weight(w: Any) -> np.ndarray:
     w = np.asarray(w)
     # ml_dtypes' bfloat16 has kind "V" in numpy.
     if not np.issubdtype(w.dtype, np.floating) and w.dtype.name not in ("bfloat16",):

@@ -1,10 +1,10 @@
 """The command line `qjax`: look at a model, run it, prove it on a runtime, convert it.
 
-One file per command. A command's file declares its arguments and imports nothing but click; what it needs of JAX and
-of qjax is imported when it runs, so that help, completion and errors of usage are instant.
+There is one file per command. A command's file declares its arguments and imports nothing but click; it imports JAX and
+qjax only when it runs, so that help, completion and usage errors are instant.
 
-Exit codes: 0 done, and equal where something was compared; 1 compared, and it differs; 2 wrong usage or input;
-70 an error of qjax itself; 130 interrupted; 141 nobody reads the output any more.
+Exit codes: 0 success, and equal if something was compared; 1 a comparison found differences; 2 wrong usage or input;
+70 an error of qjax itself; 130 interrupted; 141 the output was closed before the end.
 """
 
 import importlib
@@ -19,11 +19,11 @@ from qjax.support.names import did_you_mean
 from qjax.support.version import __version__
 
 COMMANDS = ("inspect", "run", "verify", "compare", "report", "check", "emit", "read", "targets", "doctor")
-"""In the order of the help."""
+"""The commands in the order of the help."""
 
 
 class _Commands(Program):
-    """Every command is the object `command` of the module of its name."""
+    """A group in which every command is the object `command` of the module with its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -67,10 +67,10 @@ def program() -> None:
 
 
 def main() -> None:
-    """What the script `qjax` and `python -m qjax` run."""
+    """The entry point of the script `qjax` and of `python -m qjax`."""
     problem = conflict(own_folder())
     if problem is not None and "IntegerGraph" not in getattr(qjax, "__all__", ()):
-        # The files of the other project overwrite those of qjax.
+        # The files of the other project have overwritten those of qjax.
         click.echo(f"qjax: error: {problem}", err=True)
         sys.exit(REFUSED)
     program()

@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files: bounded, never pickled, written all or nothing."""
+"""Reads and writes arrays in .npy and .npz files: with size limits, without pickle, and never half a file."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from qjax.cli.errors import Refused
 from qjax.export import files
 
 MAX_BYTES = 4 * 2**30
-"""Of one file, and of what a compressed one unpacks to."""
+"""The largest file, and the largest size after decompression."""
 
 _MAX_RANK = 32
 _HEADER = re.compile(
@@ -27,13 +27,13 @@ _NUMBER = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248])")
 
 
 def read(paths: Sequence[str], names: Sequence[str]) -> list[np.ndarray]:
-    """The arrays called `names`, in that order.
+    """The arrays with these names, in that order.
 
     Args:
       paths: one .npz, whose entries have these names or are arr_0, arr_1, ... in this order; or one .npy per name.
 
     Raises:
-      Refused, ValueError, OSError: a file that is missing, damaged or too large, or other arrays than `names`.
+      Refused, ValueError, OSError: a file is missing, damaged or too large, or does not hold the arrays `names`.
     """
     if len(paths) == 1 and _suffix(paths[0]) == ".npz":
         return _named(paths[0], _read_npz(paths[0]), names)
@@ -46,7 +46,7 @@ def read(paths: Sequence[str], names: Sequence[str]) -> list[np.ndarray]:
 
 
 def write(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name to a .npz, or one array to a .npy, all or nothing."""
+    """Write arrays by name to a .npz, or one array to a .npy; never half a file."""
     if _suffix(path) not in (".npy", ".npz"):
         raise Refused(f"{path}: expected a name that ends in .npy or .npz.")
     stream = io.BytesIO()
@@ -55,7 +55,7 @@ def write(path: str, arrays: Mapping[str, np.ndarray]) -> None:
     elif len(arrays) == 1:
         npy.write_array(stream, next(iter(arrays.values())), allow_pickle=False)
     else:
-        raise Refused(f"{path}: a .npy file holds one array, and there are {len(arrays)} outputs: write a .npz.")
+        raise Refused(f"{path}: expected one output for a .npy file, got {len(arrays)}: write a .npz.")
     files.write(stream.getvalue(), path)
 
 
@@ -64,7 +64,7 @@ def check_output(path: str, count: int) -> None:
     if _suffix(path) not in (".npy", ".npz"):
         raise Refused(f"{path}: expected a name that ends in .npy or .npz.")
     if _suffix(path) == ".npy" and count != 1:
-        raise Refused(f"{path}: a .npy file holds one array, and there are {count} outputs: write a .npz.")
+        raise Refused(f"{path}: expected one output for a .npy file, got {count}: write a .npz.")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise Refused(f"{path}: expected a folder {folder!r}, got none: create it first.")
@@ -105,12 +105,14 @@ def _read_npz(path: str) -> dict[str, np.ndarray]:
                     raise Refused(f"{path}: two arrays are called {name!r}.")
                 found[name] = _parse(archive.read(entry), f"{path}: {name}")
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise Refused(f"{path}: no .npz file, or a damaged one ({error}): np.savez(path, name=array).") from error
+        raise Refused(
+            f"{path}: expected a .npz file, got another or a damaged one ({error}): np.savez(path, name=array)."
+        ) from error
     return found
 
 
 def _parse(data: bytes, where: str) -> np.ndarray:
-    """The array in the bytes of a .npy file; its size is checked before any memory is taken.
+    """The array in the bytes of a .npy file; its size is checked before memory is allocated.
 
     The header is matched, not evaluated: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
     """
@@ -118,7 +120,7 @@ def _parse(data: bytes, where: str) -> np.ndarray:
     start = 8 + wide
     header = _HEADER.fullmatch(data, start, start + int.from_bytes(data[8:start], "little"))
     if not data.startswith(npy.MAGIC_PREFIX) or header is None:
-        raise Refused(f"{where}: no .npy file, a damaged one, or one of records: np.save(path, array).")
+        raise Refused(f"{where}: expected a .npy file of numbers, got another or a damaged one: np.save(path, array).")
     descr, fortran, sizes = (part.decode("ascii") for part in header.groups())
     if _NUMBER.fullmatch(descr) is None:
         raise Refused(f"{where}: expected an array of numbers, got dtype {descr!r}.")

@@ -1,4 +1,4 @@
-"""`qjax check`: whether a model obeys the rules of a device."""
+"""`qjax check`: checks whether a model follows the rules of a device."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`qjax compare`: where two models, or one model under two targets, begin to differ."""
+"""`qjax compare`: finds where two models, or one model under two targets, begin to differ."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`qjax doctor`: what is installed here, and which runtimes answer."""
+"""`qjax doctor`: lists what is installed, and which runtimes work."""
 
 import click
 
@@ -55,11 +55,11 @@ _INSTALL = {
     "verilog": 'python -m pip install "qjax-quant[rtl]", and iverilog from the system\'s packages',
     "c": "gcc or clang from the system's packages",
 }
-"""Module of a runtime -> what brings it; `[all]` has those of PyPI that have releases for every platform."""
+"""Module of a runtime -> how to install it; the extra `[all]` has those on PyPI with releases for every platform."""
 
 
 def install(name: str) -> str:
-    """How to get a runtime that is not here, to follow its line."""
+    """How to install a missing runtime, to be appended to its line."""
     from qjax.runtimes import RUNTIMES
 
     cure = _INSTALL.get(RUNTIMES[name].module)
@@ -67,7 +67,7 @@ def install(name: str) -> str:
 
 
 def versions(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Distribution and version, or that it is not installed."""
+    """(distribution, version), or a note that it is not installed."""
     import importlib.metadata
 
     rows: list[tuple[str, str]] = []
@@ -80,7 +80,7 @@ def versions(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def found() -> list[tuple[str, str, bool]]:
-    """Runtime, whether what it needs is here, and True: a missing runtime is no mistake."""
+    """(runtime, whether its requirements are installed, True, because a missing runtime is no error)."""
     import importlib.util
     import shutil
 
@@ -106,7 +106,7 @@ def found() -> list[tuple[str, str, bool]]:
 
 
 def answers() -> list[tuple[str, str, bool]]:
-    """Runtime, what it answered to a small model, and whether its codes are the graph's."""
+    """(runtime, what it computed for a small model, whether its codes equal the graph's)."""
     import tempfile
 
     import jax

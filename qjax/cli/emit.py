@@ -1,4 +1,4 @@
-"""`qjax emit`: a model as a file that something else runs."""
+"""`qjax emit`: writes a model as a file that another program or device runs."""
 
 import click
 
@@ -13,7 +13,7 @@ OPTIONS = {
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
-"""Per format, the options below that it takes."""
+"""Format -> those of the options below that it supports."""
 
 
 @subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO, .tflite, .pte or Verilog.")
@@ -71,7 +71,7 @@ def command(model: str, format: str, output: str, target: str | None, profile: s
     given = {key: value for key, value in options.items() if value is not None}
     for key in given.keys() - set(OPTIONS[format]):
         taken = ", ".join(f"--{name}" for name in OPTIONS[format])
-        raise Refused(f"--{key} is not an option of the format {format}, which takes {taken}.")
+        raise Refused(f"--{key} is not an option of the format {format}, which supports {taken}.")
     graph = open_model(model, target)
     with refusing():
         graph.emit(format, output, profile=profile, **given)

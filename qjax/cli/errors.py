@@ -1,4 +1,4 @@
-"""What a user reads when something goes wrong: one line with the cure, or, where qjax is to blame, the traceback."""
+"""Formats errors for the user: one line with the cure, or the traceback if qjax itself is at fault."""
 
 import contextlib
 import os
@@ -15,25 +15,25 @@ INTERNAL = 70
 """EX_SOFTWARE of sysexits.h."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""128 + the signal's number, as shells say it."""
+"""128 + the signal's number, as in shells."""
 
 _DEBUG = "qjax.debug"
 
 
 class Refused(click.ClickException):
-    """The user's mistake, or something missing on this machine; the message says what to do."""
+    """A mistake of the user, or something missing on this machine; the message includes the cure."""
 
     exit_code = REFUSED
 
 
 @contextlib.contextmanager
 def refusing(what: str = "") -> Iterator[None]:
-    """Inside, wrong values and files that cannot be read or written are the user's to cure, not errors of qjax.
+    """Treat wrong values, and files that cannot be read or written, as the user's to fix instead of errors of qjax.
 
-    A library that is not installed is so too; a module of qjax's own that cannot be imported is not.
+    A library that is not installed counts too; a module of qjax's own that cannot be imported does not.
 
     Args:
-      what: put before the message, with a colon.
+      what: a prefix of the message, before a colon.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def refusing(what: str = "") -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    # An error of the operating system holds its parts; an error of qjax is a sentence.
+    # An error of the operating system has parts, whereas an error of qjax is a sentence already.
     if isinstance(error, OSError) and error.strerror:
         cure = ""
         if isinstance(error, PermissionError):
@@ -59,7 +59,7 @@ def _text(error: Exception) -> str:
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    # one dictionary serves a context and all nested ones
+    # One dictionary serves a context and all nested ones.
     ctx.meta[_DEBUG] = ctx.meta.get(_DEBUG, False) or value
 
 
@@ -70,11 +70,11 @@ debug_option: Callable[[Any], Any] = click.option(
     callback=_set_debug,
     help="Show the traceback of every error.",
 )
-"""Taken before and behind the name of a command."""
+"""Accepted before and after the name of a command."""
 
 
 class Program(click.Group):
-    """A group whose errors are shown as the module says; the value of a command is the exit code."""
+    """A group that formats errors as this module defines; the return value of a command is the exit code."""
 
     def main(
         self,
@@ -86,7 +86,7 @@ class Program(click.Group):
         **extra: Any,
     ) -> Any:
         """Run a command and end the process with its exit code."""
-        # its overloads tell the two values of standalone_mode apart
+        # The overloads distinguish the two values of standalone_mode.
         inner: Any = super().main
         try:
             code = inner(args, "qjax", complete_var, False, windows_expand_args, **extra)
@@ -106,7 +106,7 @@ class Program(click.Group):
         sys.exit(code or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; returns its exit code. A refusal passes to `main`."""
+        """Run a command; returns its exit code. A refusal is passed on to `main`."""
         try:
             return super().invoke(ctx)
         except (click.Abort, click.exceptions.Exit, KeyboardInterrupt):
@@ -118,7 +118,7 @@ class Program(click.Group):
         except BrokenPipeError:
             return BROKEN_PIPE
         except EOFError as error:
-            # click takes this error for the end of an interactive input.
+            # Handle EOFError here, because click would take it for the end of interactive input.
             return _internal(error)
 
 
@@ -140,7 +140,7 @@ def _internal(error: Exception) -> int:
 
 
 def _silence() -> None:
-    """What is still buffered goes nowhere, so that the interpreter's exit does not trip over the closed pipe."""
+    """Discard what is still buffered, so that the interpreter's exit does not fail on the closed pipe."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""A graph on arrays, batch by batch, and what its outputs look like."""
+"""Runs a graph on arrays, batch by batch, and summarises its outputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,10 +25,10 @@ def check_outputs(graph: Graph, codes: bool) -> None:
 def run(
     graph: IntegerGraph, values: Sequence[np.ndarray], *, codes: bool, batch_size: int | None
 ) -> dict[str, np.ndarray]:
-    """The outputs by name.
+    """Run the graph; returns the outputs by name.
 
     Args:
-      values: the inputs, checked: reals, or codes.
+      values: the checked inputs: floats, or codes.
       codes: whether inputs and outputs are codes. batch_size: None runs all examples at once.
     """
     ir = graph.ir
@@ -42,22 +42,22 @@ def run(
 
 
 def outputs(graph: IntegerGraph, given: Sequence[np.ndarray | jax.Array], *, codes: bool) -> list[np.ndarray]:
-    """The outputs of one batch of codes: codes, or floats."""
+    """The outputs for one batch of codes: codes, or floats."""
     found = graph.interpreter(*given)
     if not codes:
-        # One array per output, without the structure of the model's own result.
+        # Return one array per output, without the structure of the model's own result.
         reals = dequantize_outputs(graph.ir.replace(metadata={}), found)
         found = list(reals) if isinstance(reals, tuple) else [reals]
     return [np.asarray(value) for value in found]
 
 
 def signature(name: str, value: np.ndarray) -> str:
-    """An array in few words."""
+    """Describe an array briefly."""
     return f"{name} {value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
 
 
 def summary(found: Mapping[str, np.ndarray]) -> str:
-    """Per output: what it is, its range, the first example, and the places of the greatest values."""
+    """Describe each output: its type, its range, the first example, and the positions of the greatest values."""
     lines: list[str] = []
     for name, value in found.items():
         lines.append(f"{signature(name, value)}, from {value.min():.6g} to {value.max():.6g}")

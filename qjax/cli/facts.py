@@ -55,7 +55,7 @@ def tensor_table(found: Mapping[str, Any]) -> str:
 
 
 def totals(found: Mapping[str, Any]) -> str:
-    """Two lines: what the model computes and what it holds."""
+    """Two lines: the work of the model, and its memory."""
     t = found["totals"]
     batch = f"a batch of {t['batch']}"
     return (
@@ -66,7 +66,7 @@ def totals(found: Mapping[str, Any]) -> str:
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """A shape as 3x3x16, the batch by name."""
+    """A shape as 3x3x16, with the batch axis by name."""
     return "x".join("batch" if size is None else str(size) for size in shape) or "scalar"
 
 

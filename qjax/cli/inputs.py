@@ -1,4 +1,4 @@
-"""What a graph is fed with: arrays from files, checked and never cast, or random codes that begin with the edges."""
+"""Provides the inputs of a graph: arrays from files, never cast, or random codes that begin with the edges."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ def read(graph: Graph, paths: Sequence[str], *, codes: bool) -> list[np.ndarray]
     """The graph's inputs from .npy or .npz files.
 
     Args:
-      codes: the files hold codes in the dtypes of the graph's inputs, else float32. An input without a scale (indices)
-        is an integer either way.
+      codes: whether the files hold codes in the dtypes of the graph's inputs instead of float32. An input without a
+        scale (indices) is an integer either way.
 
     Raises:
-      Refused: other arrays, dtypes, shapes, or codes out of range.
+      Refused: other arrays, dtypes or shapes are in the files, or codes are out of range.
     """
     with refusing():
         found = arrays.read(paths, graph.inputs)
@@ -52,10 +52,10 @@ def _check(tensor: Tensor, array: np.ndarray, codes: bool) -> None:
 
 
 def random_codes(graph: Graph, examples: int, seed: int) -> list[np.ndarray]:
-    """Codes for every input, the same for the same seed.
+    """Codes for every input; the same seed produces the same codes.
 
-    The first examples hold the edges in all inputs at once: the least, the greatest, zero, alternating, all codes in
-    turn. The others are uniform. An input without a batch axis gets one array, of random codes.
+    The first examples are the edges, in all inputs at once: the least, the greatest, zero, alternating, all codes in
+    turn. The others are uniform. An input without a batch axis gets one array of random codes.
     """
     rng = np.random.default_rng(seed)
     return [_random(graph, graph.tensors[name], examples, rng) for name in graph.inputs]
@@ -77,7 +77,7 @@ def _random(graph: Graph, tensor: Tensor, examples: int, rng: np.random.Generato
 
 
 def _range(graph: Graph, tensor: Tensor) -> tuple[int, int, int]:
-    """The least and the greatest code, and the code of 0."""
+    """The least and the greatest code, and the code that represents 0."""
     q = tensor.quantization
     if q is not None:
         return q.qmin, q.qmax, int(np.asarray(q.zero_point))
@@ -87,7 +87,7 @@ def _range(graph: Graph, tensor: Tensor) -> tuple[int, int, int]:
 
 
 def joined(tensor: Tensor, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The batches of one output as one array."""
+    """Concatenate the batches of one output."""
     axis = batch_axis(tensor)
     if axis is not None:
         return np.concatenate(parts, axis)

@@ -1,4 +1,4 @@
-"""A model file of any kind as a graph."""
+"""Opens a model file of any kind as a graph."""
 
 import os
 import stat
@@ -13,10 +13,10 @@ SUFFIXES = (".qjax", ".onnx", ".tflite")
 
 
 def open_model(path: str, target: str | None = None) -> IntegerGraph:
-    """The graph in a .qjax, .onnx or .tflite file, under a target (None: the file's own).
+    """Open the graph in a .qjax, .onnx or .tflite file, under a target (None: the file's own).
 
     Raises:
-      Refused: no such file, of no known kind, damaged, or an unknown target.
+      Refused: there is no such file, its kind is unknown, it is damaged, or the target is unknown.
     """
     with refusing():
         if target is not None:
@@ -29,8 +29,8 @@ def open_model(path: str, target: str | None = None) -> IntegerGraph:
 
 
 def kind(path: str) -> str:
-    """What a file is, "qjax", "onnx" or "tflite": by its content where that says so, else by its name."""
-    # Check the kind of file before opening it: opening a pipe would wait for ever.
+    """The kind of a file, "qjax", "onnx" or "tflite": by its content if that is conclusive, otherwise by its name."""
+    # Check the kind of file before opening it, because opening a pipe would wait forever.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise Refused(f"{path}: expected a model file, got a folder, a pipe or a device: give the path of a file.")
     with open(path, "rb") as file:
@@ -46,5 +46,5 @@ def kind(path: str) -> str:
 
 
 def is_model(path: str) -> bool:
-    """Whether a name is a model's rather than an array's."""
+    """Whether a file name is a model's and not an array's."""
     return os.path.splitext(path)[1].lower() not in (".npy", ".npz")

@@ -13,10 +13,10 @@ _FILE = click.Path(path_type=str)
 
 
 def subcommand(**attributes: Any) -> Callable[[Callable[..., int | None]], click.Command]:
-    r"""A decorator: the function is a command, and its value the exit code (None is 0).
+    r"""Turn a function into a command, whose exit code is the function's return value (None is 0).
 
-    The function's docstring is the help, in which a line with the two characters \b keeps the lines of the paragraph
-    behind it, as click's backspace does. Every command takes --debug.
+    The function's docstring is the help text. In it, a line with the two characters \b preserves the line breaks of the
+    paragraph that follows, as click's backspace does. Every command has the option --debug.
     """
 
     def decorate(function: Callable[..., int | None]) -> click.Command:
@@ -27,7 +27,7 @@ def subcommand(**attributes: Any) -> Callable[[Callable[..., int | None]], click
 
 
 class Target(click.ParamType):
-    """The name of a target; completed, and checked where it is used, since listing the names loads JAX."""
+    """The name of a target; checked where it is used, because listing the names loads JAX, and completed."""
 
     name = "target"
 

@@ -1,4 +1,4 @@
-"""`qjax read`: any model file as a .qjax."""
+"""`qjax read`: saves any model file as a .qjax."""
 
 import click
 

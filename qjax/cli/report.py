@@ -1,4 +1,4 @@
-"""`qjax report`: one HTML file about a model, or about two."""
+"""`qjax report`: writes one HTML file about a model, or about two."""
 
 import click
 

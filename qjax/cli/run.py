@@ -1,4 +1,4 @@
-"""`qjax run`: a model on arrays from files."""
+"""`qjax run`: runs a model on arrays from files."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`qjax targets`: whose rounding a graph can obey."""
+"""`qjax targets`: lists the targets, the runtimes whose rounding a graph can match."""
 
 import dataclasses
 

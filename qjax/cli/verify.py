@@ -1,4 +1,4 @@
-"""`qjax verify`: whether a real runtime computes the codes of the graph."""
+"""`qjax verify`: checks whether a real runtime computes the codes of the graph."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""What `qjax verify` compares: the interpreter with a runtime, and both with expected outputs."""
+"""Runs the comparisons of `qjax verify`: the interpreter with a runtime, and both with expected outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from qjax.runtimes.comparing import Result, compared, computed, conclude, exampl
 
 
 def as_codes(graph: IntegerGraph, values: Sequence[np.ndarray], codes: bool) -> list[np.ndarray]:
-    """The codes of inputs that may be float values."""
+    """Quantize the inputs, unless they are codes already."""
     return list(values) if codes else [np.asarray(value) for value in quantize_inputs(graph.ir, values)]
 
 
@@ -26,11 +26,11 @@ def verify(
     batch: int,
     options: dict[str, Any],
 ) -> list[Result]:
-    """The interpreter against a runtime, and both against expected outputs.
+    """Compare the interpreter with a runtime, and both with expected outputs.
 
     Args:
-      values: codes. expect: a file of outputs. batch: examples per call, of the interpreter too, because some runtimes
-        round otherwise at another batch. options: for the emitter.
+      values: codes. expect: a file of outputs. batch: examples per call, for the interpreter too, because some runtimes
+        round differently at another batch size. options: for the emitter.
     """
     ir = graph.ir
     expected = None if expect is None else _expected(graph, expect, values)

@@ -1,1 +1,1 @@
-"""Compares a graph with a model or with another graph, node by node, and names the causes of differences."""
+"""Compares a graph with a model or with another graph, node by node, and explains the differences."""

@@ -1,4 +1,4 @@
-"""The causes of `causes` in words."""
+"""Describes the causes of `causes` in words."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ from qjax.comparison.compared_node import Side
 from qjax.graph.rounding_phrases import method_of
 
 Key = tuple[str, str]
-"""(kind, side): the side is "a", "b" or "both" where one of the two is to blame, else ""."""
+"""(kind, side): the side is "a", "b" or "both" if one or both are responsible, otherwise ""."""
 
 
 def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
-    """One clause about `count` outputs of one kind."""
+    """Describe `count` outputs of one kind in one clause."""
     kind, side = key
     n = f"{count:,}"
     one = count == 1
@@ -51,7 +51,7 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
 
 
 def _of(side: Side, a: Side, b: Side) -> str:
-    """A name that tells the side from the other one: its method, or its label where the two share the method."""
+    """A name that distinguishes the side from the other one: its method, or its label if both have the same method."""
     method = method_of(side.node)
     return method if method is not None and method_of(a.node) != method_of(b.node) else side.label
 

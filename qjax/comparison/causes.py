@@ -1,15 +1,13 @@
-"""Why the outputs of two nodes differ although their inputs agree, output by output.
+"""Explains, output by output, why two nodes differ although their inputs agree.
 
-`findings` says what differs in the nodes themselves; `classify` says for each output that differs which of it decided,
-from the exact value of its accumulator; `explain` puts the counts in words.
-
-| kind | the output |
+`findings` lists what differs in the nodes themselves. `classify` determines, for each output that differs, which of
+these decided, from the exact value of its accumulator. `explain` describes the counts in words.
 | --- | --- |
 | `tie` | is exactly between two codes for both; their rules send ties different ways |
 | `double_rounding` | is no tie, but the first rounding of one of them makes it one |
 | `float32`, `float64` | is so near a tie that a float step of one of them carries it onto or over the tie |
-| `truncation` | is cut off by one of them instead of rounded |
-| `formula` | is no tie, and the formula of one of them does not lead to the nearest code |
+| `truncation` | is truncated by one of them instead of rounded |
+| `formula` | is no tie, but the formula of one of them does not compute the nearest code |
 | `scale` | the nearest codes differ, because the effective scales do |
 | `bias` | the nearest codes differ, because the biases do |
 | `overflow` | leaves the range in which the rules are roundings at all |
@@ -69,9 +67,9 @@ def classify(
 ) -> Counter[Key]:
     """Count the outputs that differ by (kind, side).
 
-    accumulators: of both nodes on the same inputs, see `probe.accumulators`. codes: their outputs. More keys say what
-    else is known: ("sums", ""), how many accumulators differ, over all outputs; ("measured", ""), how many outputs
-    differ while their accumulators agree; ("off", "a" | "b"), how many of those are not the code nearest to the real
+    accumulators: of both nodes on the same inputs, see `probe.accumulators`. codes: their outputs. Further keys:
+    ("sums", "") counts the accumulators that differ, over all outputs; ("measured", "") counts the outputs that differ
+    while their accumulators agree; ("off", "a" | "b") counts those of them that are not the code nearest to the real
     value.
     """
     found: Counter[Key] = Counter()
@@ -111,7 +109,7 @@ def _without_bias(side: Side, accumulators: Sequence[np.ndarray], shape: tuple[i
 
 
 class _Picked:
-    """The outputs of one side that differ with equal sums, flat."""
+    """The outputs of one side that differ although their sums agree, flattened."""
 
     def __init__(
         self,
@@ -133,18 +131,18 @@ class _Picked:
         self.centred = self.codes - self.zero_point
 
     def pick(self, value: Any) -> np.ndarray:
-        """The elements of something that broadcasts to the output."""
+        """The differing elements of something that broadcasts to the output."""
         return np.broadcast_to(np.asarray(value), self.shape)[self.mask]
 
     def bias(self) -> Ratio | None:
-        """The bias in steps of the accumulator, None where there is none."""
+        """The bias in steps of the accumulator, or None."""
         rule = self.side.rule
         if rule is not None and rule.takes_bias:
             return bias_of(rule, {role: self.pick(value) for role, value in self.side.rule_constants().items()})
         return Ratio.of(self.pick(self.side.constant("bias"))) if "bias" in self.side.node.constants else None
 
     def reading(self) -> Reading | None:
-        """What the node's own constants make of the accumulators; None for a formula that is no rule."""
+        """The accumulators after the node's own constants; None for a formula that is not a rule."""
         nothing = np.zeros(self.codes.shape, bool)
         rule, node = self.side.rule, self.side.node
         if rule is not None:
@@ -165,7 +163,7 @@ class _Picked:
         return Reading(value, value, nothing)
 
     def real(self) -> Ratio | None:
-        """The exact value in output steps by the scales of the tensors; None where more is folded in."""
+        """The exact value in output steps by the scales of the tensors; None if the rule includes more than these."""
         node, graph = self.side.node, self.side.graph
         if "rounding" in node.attributes or (self.side.rule is not None and self.side.rule.takes_bias):
             return None
@@ -183,16 +181,16 @@ class _Picked:
         return value
 
     def off(self, value: Ratio) -> np.ndarray:
-        """Where the code is not one of the nearest to `value` within the node's range."""
+        """Where the code is not one of those nearest to `value` within the node's range."""
         low, high = self.side.ends()
         place = compare_halves(value, self.centred)
         return ((place == 2) & (self.codes < high)) | ((place == -2) & (self.codes > low))
 
     def blame(self, seen: Ratio | None) -> np.ndarray:
-        """For each output, the kind to name if its code is not the nearest to the exact value."""
+        """For each output, the kind of cause if its code is not the nearest to the exact value."""
         rule = self.side.rule
         if rule is None:
-            # The only error of an exact sum is the rounding of its factors to 30 bits.
+            # An exact sum can only be wrong by the rounding of its factors to 30 bits.
             kind = "formula" if "formula" in self.side.node.attributes else "scale"
             return np.full(self.codes.shape, kind, object)
         if rule.name.startswith(("nemo", "power_of_two:TRN")):
@@ -219,7 +217,7 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
     real = a.real() or b.real()
     left, right = a.reading(), b.reading()
     if left is None or right is None:
-        # One of the two is a formula: measure both by the exact value.
+        # At least one of the two is a formula, so measure both by the exact value.
         if real is None:
             found["formula", ""] = a.codes.size
             return found
@@ -247,7 +245,7 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
     for side, place, blame in (("a", off[0], blames[0]), ("b", off[1], blames[1])):
         for kind in sorted(set(blame[place & undecided])):
             settle(place & (blame == kind), str(kind), side)
-    # Neither side is at fault: both round the values that they see.
+    # Neither side is wrong, because both round the values that they see.
     ties = [np.abs(compare_halves(r.exact, p.centred)) == 1 for r, p in ((left, a), (right, b))]
     settle(ties[0] & ties[1] & ((left.exact - right.exact).sign() == 0), "tie")
     biases = (a.bias(), b.bias())

@@ -1,11 +1,11 @@
 """Compares two graphs of one model node by node: where they diverge first, by how much, and why.
 
-Two targets make two graphs of one model. Per node three questions: on *the same* input codes, which outputs differ
-(what arises here)? Which differ because the inputs do (what arrives)? And which differ when each graph is run from its
-inputs? The outputs of the first kind are then explained one by one, see `causes`.
+Two targets make two graphs of one model. For each node there are three questions. Which outputs differ on *the same*
+input codes (what arises here)? Which differ because the inputs do (what arrives)? Which differ when each graph runs
+from its own inputs? The outputs of the first kind are then explained one by one, see `causes`.
 
-Nodes run one at a time, each jitted by itself, and tensors are dropped behind their last reader: the peak is that of
-two forwards, not of all activations.
+Nodes run one at a time, each jitted by itself, and tensors are dropped after their last reader, so the peak of memory
+is that of two forwards, not of all activations.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ def described(
     causes: tuple[Cause, ...],
     labels: tuple[str, str],
 ) -> NodeComparison:
-    """One node, its counts put into a sentence; what: "node", or "input" for the codes that are made of an input."""
+    """One node with its counts in a sentence; what: "node", or "input" for the codes computed from an input."""
     off = (tally.kinds["off", "a"], tally.kinds["off", "b"])
     measured, sums = tally.kinds["measured", ""], tally.kinds["sums", ""]
     own, text = tally.own, ""
@@ -64,12 +64,12 @@ def described(
         subject = name if name == what else f"{what} {name}"
         text = f"{subject}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
         kinds = {cause.kind for cause in causes}
-        # Scales differ in their last bits whenever one is rounded to float32. Mention them only where they cause a
+        # Scales differ in their last bits whenever one is rounded to float32, so mention them only if they cause a
         # difference.
         said = [f.text for f in found if f.kind != "scale" or "scale" in kinds]
         if said:
             clauses = "; ".join(said)
-            # a clause may begin with the name of a target, which stays as it is
+            # A clause may begin with the name of a target, which must not be capitalised.
             text += ". " + (clauses[0].upper() + clauses[1:] if clauses.startswith(("the ", "only ")) else clauses)
         if causes:
             text += ". " + "; ".join(cause.text for cause in causes)
@@ -91,30 +91,31 @@ _NOTHING = Difference()
 
 @with_transfers
 def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs | None = None) -> Comparison:
-    """Run both graphs on the same inputs and say where, by how much and why their codes differ.
+    """Run both graphs on the same inputs and report where, by how much and why their codes differ.
 
-    The graphs come from one model: `qjax.convert(qmodel, sample, target=...)` under two targets, a graph and its edited
-    copy, or two states of one model. Nodes are paired by name; a node that only one graph has is listed.
+    The graphs must come from one model: `qjax.convert(qmodel, sample, target=...)` under two targets, a graph and its
+    edited copy, or two states of one model. Nodes are paired by name; a node in only one of the graphs is listed.
 
     Args:
       a: the graph to compare with; differences are `b - a`.
-      b: the other one.
-      batches: a list of arrays, or of tuples with one array per input; with `inputs`, of anything. Floats are
-        quantized by each graph in its own way, which is compared too. Integer arrays of the inputs' dtype are codes,
-        and both graphs get the same ones.
-      inputs: what of a batch the graphs are called with.
+      b: the other graph.
+      batches: a list of arrays, or of tuples with one array per input; with `inputs`, a list of anything. Each graph
+        quantizes floats in its own way, which is compared too. Integer arrays of the inputs' dtype are codes, which
+        both graphs use as they are.
+      inputs: picks the graphs' inputs out of a batch.
 
     Returns:
-      A `Comparison`; `str()` is a table and sentences.
+      A `Comparison`; its `str()` is a table and sentences.
 
     Raises:
-      TypeError: not two graphs, or inputs of another dtype.
-      ValueError: graphs of different models (other inputs, outputs, or shapes of a node), or no batch.
+      TypeError: these are not two graphs, or inputs have another dtype.
+      ValueError: the graphs belong to different models (other inputs, outputs, or shapes of a node), or there is no
+      batch.
     """
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)
     labels = names if names[0] != names[1] else ("a", "b")
-    # If one graph is for a device with fused kernels, join the nodes of the other one to the same groups.
+    # If one graph is for a device with fused kernels, fuse the nodes of the other one into the same groups.
     joined = group_like(left, right), group_like(right, left)
     constants = [
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
@@ -139,13 +140,13 @@ def _constants(graph: AnyGraph) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _kind(a: Side, b: Side) -> str:
-    """What a pair is called: its operation, or the vendor's kernel in either of the graphs."""
+    """The kind of a pair: its operation, or the vendor's kernel in either of the graphs."""
     kinds = [NodeView(side.graph, side.node).kind for side in (a, b)]
     return kinds[1] if kinds[0].startswith("fused:") else kinds[0]
 
 
 class _Run:
-    """Both graphs, paired, and what was counted so far."""
+    """Both graphs, paired, and the counts so far."""
 
     def __init__(self, a: Runner, b: Runner) -> None:
         self.a, self.b = a, b
@@ -159,7 +160,7 @@ class _Run:
         self.predictions = 0
 
     def batch(self, batch: tuple[Any, ...]) -> None:
-        """Run one batch through both."""
+        """Run one batch through both graphs."""
         codes = self._codes(batch)
         self.examples += int(codes[0][0].shape[0])
         env_a, env_b = Env(self.a, codes[0]), Env(self.b, codes[1])
@@ -214,7 +215,7 @@ class _Run:
                 and x.dtype != tensor.dtype
             ):
                 raise TypeError(
-                    f"compare: input {name!r} takes floats, or codes of dtype {tensor.dtype}; got {x.dtype}. "
+                    f"compare: input {name!r}: expected floats, or codes of dtype {tensor.dtype}, got {x.dtype}. "
                     "graph.quantize(x) makes codes from floats."
                 )
             reals.append(x)
@@ -233,7 +234,7 @@ class _Run:
             tally.kinds.update(classify_input(name, (self.a, self.b), x, mine, theirs))
 
     def result(self) -> Comparison:
-        """Everything counted, in words."""
+        """Describe all counts in words."""
         nodes = [self._input(name, tally) for name, tally in self.inputs.items() if tally.own.compared]
         nodes += [self._node(name) for name in self.paired]
         named = {self.a.nodes[node.name].output: node for node in nodes if node.name in self.a.nodes}

@@ -12,7 +12,7 @@ from qjax.ops.channels import weight_to_result
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the two nodes, with its graph and the name that a report calls it by."""
+    """One of the two nodes, with its graph and its name in reports."""
 
     graph: Graph
     node: Node
@@ -25,7 +25,7 @@ class Side:
 
     @property
     def rule(self) -> Rule | None:
-        """The rule of requantization that finishes the node; of a formula too, if it is one."""
+        """The rule of requantization at the end of the node, including a formula that is such a rule."""
         name = self.node.attributes.get("rule")
         if name is None:
             name = str(self.node.attributes.get("formula", "")).partition("/")[0]
@@ -46,7 +46,7 @@ class Side:
         return [self.graph.tensors[name].quantization for name in (*self.node.inputs, self.node.output)]
 
     def ends(self) -> tuple[int, int]:
-        """The least and the greatest code that the node can give."""
+        """The least and the greatest code that the node can produce."""
         q = self.output.quantization
         assert q is not None
         low, high = q.qmin, q.qmax
@@ -58,13 +58,13 @@ class Side:
 
 
 def scalar_scale(graph: Graph, name: str) -> Any:
-    """A tensor's scale; None where there is none, or one per channel."""
+    """A tensor's scale; None if it has none, or one per channel."""
     quantization = graph.tensors[name].quantization
     return None if quantization is None or np.size(quantization.scale) != 1 else np.asarray(quantization.scale)
 
 
 def kernel_scale(graph: Graph, node: Node) -> np.ndarray:
-    """The scales of a node's weights as a vector of its result."""
+    """The scales of a node's weights as a vector along the channels of its result."""
     kernel = graph.tensors[node.constants["kernel"]]
     assert kernel.quantization is not None
     q = kernel.quantization

@@ -1,6 +1,7 @@
 """The exact real number behind a code, and the number that a rule's last rounding sees.
 
-Python's integers as numpy objects: few outputs differ between two targets, and only those come here.
+It uses Python's integers as numpy objects, which is affordable because few outputs differ between two targets, and only
+those are examined here.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ FLOAT32_CONSTANTS = (Float32, Float32WithBias, Fbgemm, Onednn)
 """The constants of rules that compute in float32."""
 
 _HIGH_WORD = ("double_round", "neon", "tflite_arm_depthwise", "tflite_depthwise_neon")
-"""Rules that round the high word of the product, and then once more."""
+"""Rules that round the high word of the product, and then round once more."""
 
 Ints = np.ndarray
 """dtype object: Python integers."""
@@ -50,7 +51,7 @@ class Ratio:
     @classmethod
     def dyadic(cls, mantissa: Any, exponent: Any) -> "Ratio":
         """mantissa * 2^exponent."""
-        # Beyond 2^2000 a number is near no code, and the limit keeps the integers small.
+        # Beyond 2^2000 a number is near no code, so the limit keeps the integers small.
         e = np.clip(np.atleast_1d(np.asarray(exponent, np.int64)), -2000, 2000)
         up, down = ints(np.maximum(e, 0)), ints(np.maximum(-e, 0))
         one = np.full(e.shape, 1, object)
@@ -81,13 +82,13 @@ class Ratio:
         return Ratio(self.num[index], self.den[index])
 
     def to_float(self) -> np.ndarray:
-        """The nearest doubles, ties to even; what is beyond them becomes 2^1023."""
+        """The nearest doubles, ties to even; larger numbers become 2^1023."""
         return np.asarray([_double(n, d) for n, d in np.broadcast(self.num, self.den)])
 
 
 def _double(num: int, den: int) -> float:
     try:
-        return num / den  # Python divides integers with correct rounding.
+        return num / den  # Python divides integers with correct rounding
     except OverflowError:
         return 2.0**1023 if num > 0 else -(2.0**1023)
 
@@ -101,10 +102,10 @@ def compare_halves(value: Ratio, codes: ArrayLike) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a rule makes of accumulators.
+    """The accumulators as a rule sees them.
 
-    exact: acc * e by the rule's own constants, before the zero point. seen: what its last rounding sees.
-    overflows: boolean; where the result or a step leaves the range in which the rule is a rounding of acc * e.
+    exact: acc * e by the rule's own constants, before the zero point. seen: the number that its last rounding sees.
+    overflows: boolean; where the result or a step leaves the range in which the rule rounds acc * e.
     """
 
     exact: Ratio
@@ -113,7 +114,7 @@ class Reading:
 
 
 def scale_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
-    """The exact effective scale of a rule's constants; None for constants of a type unknown here."""
+    """The exact effective scale of a rule's constants; None for constants of an unknown type."""
     c = {role: np.atleast_1d(np.asarray(value)).astype(np.int64) for role, value in constants.items()}
     if rule.name == "int16x8":
         return Ratio.dyadic(np.minimum((c["multiplier"] + 2**15) >> 16, 0x7FFF), c["shift"] - 15)
@@ -133,7 +134,7 @@ def scale_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
 
 
 def bias_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
-    """The bias within a rule that `takes_bias`, in steps of the accumulator, exactly; None for any other rule."""
+    """The exact bias within a rule that `takes_bias`, in steps of the accumulator; None for any other rule."""
 
     def part(name: str) -> Ratio:
         return Ratio.dyadic(*(np.asarray(constants[f"{name}_{word}"], np.int64) for word in ("mantissa", "exponent")))
@@ -154,7 +155,7 @@ def read_rule(
 ) -> Reading | None:
     """acc: flat integers; constants and zero_point: arrays of the same size; codes: (qmin, qmax).
 
-    None for a rule whose constants are of a type unknown here.
+    None for a rule with constants of an unknown type.
     """
     scale = scale_of(rule, constants)
     if scale is None:
@@ -171,7 +172,7 @@ def read_rule(
     for value in (exact, seen):
         overflows |= ((value - limit).sign() >= 0) | ((value + limit).sign() < 0)
     if rule.name == "tvm":
-        # A factor that is a power of two is a rounding shift of 32 bits, whose sum may wrap.
+        # A factor that is a power of two is implemented as a rounding shift of 32 bits, whose sum may wrap.
         right = np.clip(1 - np.asarray(constants["shift"], np.int64), 0, 32)
         power = np.asarray(constants["multiplier"]) == 2**30
         overflows |= power & (a + ((1 << right) >> 1) >= 2**31)
@@ -189,7 +190,7 @@ def read_rule(
 
 
 def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """By how much a rule shifts the accumulator in 32 bits before it multiplies."""
+    """By how many bits a rule shifts the accumulator in 32 bits before it multiplies."""
     if rule.name in _HIGH_WORD:
         return np.maximum(constants["shift"], 0)
     if rule.name in ("ruy", "tflite_arm_gemm", "xnnpack_rndnu"):
@@ -206,7 +207,7 @@ def _seen(
         high = ((ints(acc) << left) * ints(constants["multiplier"]) + 2**30) >> 31
         return Ratio.dyadic(high, -right)
     if rule.name == "tflite_arm_depthwise_3x3":
-        # The same rule, with its left shift after the product instead of before it.
+        # The same rule, with the left shift after the product instead of before it.
         high = (ints(acc) * ints(constants["multiplier"]) + 2**30) >> 31
         return Ratio.dyadic(high, np.asarray(constants["shift"], np.int64))
     if rule.name == "tosa_double":

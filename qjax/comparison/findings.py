@@ -1,4 +1,4 @@
-"""What differs in two nodes, even if it changes no output: method, weights, bias, accumulator, grids, bounds."""
+"""Lists what differs in two nodes even if no output changes: method, weights, bias, accumulator, grids, bounds."""
 
 import dataclasses
 from typing import Any, Literal
@@ -19,21 +19,21 @@ _BOUNDS = ("clamp_min", "clamp_max")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that differs in two nodes, whether or not it shows in an output."""
+    """A difference between two nodes, whether or not it changes an output."""
 
     kind: str
     text: str
 
 
 def findings(a: Side, b: Side) -> list[Finding]:
-    """Everything that differs in the two nodes."""
+    """List everything that differs in the two nodes."""
     found: list[Finding] = []
     methods = [method_of(side.node) for side in (a, b)]
     if methods[0] != methods[1]:
         found.append(Finding("method", "; ".join(_method_text(side) for side in (a, b))))
     for key in sorted({*a.node.attributes, *b.node.attributes} - {*_HANDLED}):
         left, right = (side.node.attributes.get(key) for side in (a, b))
-        if _listed(left) != _listed(right):
+        if _tuples_to_lists(left) != _tuples_to_lists(right):
             found.append(Finding("constant", f"the attribute {key!r} is {left} in {a.label}, {right} in {b.label}"))
     registers = [Accumulator.of_json(side.node.attributes.get("accumulator")) for side in (a, b)]
     if registers[0] != registers[1]:
@@ -43,9 +43,9 @@ def findings(a: Side, b: Side) -> list[Finding]:
     return found
 
 
-def _listed(value: Any) -> Any:
-    """Tuples as lists: a saved graph knows no tuples."""
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    """Tuples as lists, because a saved graph has no tuples."""
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _method_text(side: Side) -> str:
@@ -57,7 +57,7 @@ def _method_text(side: Side) -> str:
 
 
 def grid_findings(a: Side, b: Side) -> list[Finding]:
-    """The differences of their inputs' and outputs' grids."""
+    """List the differences between the grids of their inputs and outputs."""
     found: list[Finding] = []
     names = [*a.node.inputs, a.node.output]
     for name, left, right in zip(names, a.grids(), b.grids(), strict=True):
@@ -70,7 +70,7 @@ def grid_findings(a: Side, b: Side) -> list[Finding]:
 
 
 def differing_fields(a: Quantization, b: Quantization) -> list[str]:
-    """What two grids differ in: "the scales", "the zero points", "the ranges of codes"."""
+    """The fields in which two grids differ: "the scales", "the zero points", "the ranges of codes"."""
     found: list[str] = []
     if not np.array_equal(np.asarray(a.scale), np.asarray(b.scale)):
         found.append("the scales")
@@ -90,7 +90,7 @@ def _constant_findings(a: Side, b: Side) -> list[Finding]:
         found += _scale_findings(a, b)
     same_method = method_of(a.node) == method_of(b.node)
     for role in sorted({*a.node.constants, *b.node.constants}):
-        # Constants of two methods can have one name and different meanings.
+        # Constants of two methods can have the same name but different meanings.
         kind = {"kernel": "accumulator", "bias": "bias"}.get(role, "grid" if role in _BOUNDS else "constant")
         shared = role.endswith(("/kernel", "/bias")) if a.node.op == backend.NAME else kind != "constant"
         if (role in finishing and both_rules) or (not same_method and not shared):
@@ -151,7 +151,7 @@ def _scale_findings(a: Side, b: Side) -> list[Finding]:
 
 
 def _form(side: Side) -> str | None:
-    """How the effective scales of a product with weights were formed; None where both ways give these constants."""
+    """How the effective scales of a product with weights were computed; None if both ways give these constants."""
     rule, node = side.rule, side.node
     scales = [scalar_scale(side.graph, name) for name in (*node.inputs, node.output)]
     if rule is None or rule.takes_bias or "kernel" not in node.constants or any(scale is None for scale in scales):

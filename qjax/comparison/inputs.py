@@ -1,4 +1,4 @@
-"""How two graphs quantize their float inputs, and why the codes differ."""
+"""Compares how two graphs quantize their float inputs, and explains why the codes differ."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ INPUT_TEXTS = {
     "grid": "different grids: {n}",
     "other": "values that are not finite: {n}",
 }
-"""By kind of cause: a clause, of n codes."""
+"""Kind of cause -> a clause about n codes."""
 
 
 def input_codes(ir: Graph, batch: Sequence[Any]) -> list[Any]:
-    """The codes that a graph makes of a batch; codes pass as they are."""
+    """The codes that a graph computes from a batch; codes are returned unchanged."""
     made: list[Any] = []
     for name, x in zip(ir.inputs, batch, strict=True):
         codes = ir.tensors[name].quantization is not None and not jnp.issubdtype(x.dtype, jnp.floating)
@@ -34,7 +34,7 @@ def input_codes(ir: Graph, batch: Sequence[Any]) -> list[Any]:
 
 
 def input_findings(name: str, a: Runner, b: Runner) -> list[Finding]:
-    """What differs in how the two graphs quantize an input."""
+    """List the differences in how the two graphs quantize an input."""
     found: list[Finding] = []
     if a.ir.quantization != b.ir.quantization:
         texts = [f"{g.label} {QUANTIZATIONS[g.ir.quantization]} ({g.ir.quantization})" for g in (a, b)]
@@ -54,7 +54,7 @@ def _grids(name: str, a: Runner, b: Runner) -> tuple[Quantization, Quantization]
 def classify_input(
     name: str, graphs: tuple[Runner, Runner], x: np.ndarray, mine: np.ndarray, theirs: np.ndarray
 ) -> Counter[Key]:
-    """Why codes of real inputs differ: the exact quotient x / s is a tie, or float32 steps decide."""
+    """Why codes of float inputs differ: the exact quotient x / s is a tie, or float32 steps decide."""
     grids, mask = _grids(name, *graphs), mine != theirs
     if differing_fields(*grids):
         return Counter({("grid", ""): int(np.sum(mask))})

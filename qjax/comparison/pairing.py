@@ -1,10 +1,10 @@
-"""Whether two graphs are two conversions of one model, so that their nodes pair up."""
+"""Checks that two graphs are two conversions of one model, and pairs their nodes."""
 
 from qjax.graph.ir import Graph, Node, Tensor
 
 
 def check_signature(left: Graph, right: Graph) -> None:
-    """Raise a ValueError unless the inputs and outputs are the same."""
+    """Raise a ValueError unless both graphs have the same inputs and outputs."""
     if left.inputs != right.inputs or len(left.outputs) != len(right.outputs):
         raise ValueError(
             f"compare: the graphs come from different models: inputs {', '.join(left.inputs)} and {len(left.outputs)} "
@@ -18,12 +18,12 @@ def check_signature(left: Graph, right: Graph) -> None:
 
 
 def pairs(a: Graph, b: Graph) -> dict[str, tuple[Node, Node]]:
-    """The nodes that both graphs have, by name, in a's order; a ValueError unless each pair has one form."""
+    """The nodes in both graphs by name, in a's order; a ValueError unless the two of each pair have one form."""
     others = {node.name: node for node in b.nodes}
     paired = {node.name: (node, others[node.name]) for node in a.nodes if node.name in others}
     if a.nodes and not paired:
         raise ValueError(
-            "compare: the graphs have no node in common: they come from different models. "
+            "compare: expected two graphs of one model, got graphs without a common node: "
             f"a has {_first(a)}, ...; b has {_first(b)}, ..."
         )
     problems: list[str] = []

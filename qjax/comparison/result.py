@@ -1,4 +1,4 @@
-"""The result of `compare`: counts per node, causes, and both in sentences."""
+"""The result of `compare`: counts per node and causes, with sentences for both."""
 
 import dataclasses
 from textwrap import fill
@@ -13,8 +13,8 @@ from qjax.support.tables import Grid, Printed
 class Difference:
     """How two arrays of codes differ; differences are `b - a`, in steps.
 
-    compared: how many codes. count: how many differ. up, down: of these, how many are greater or less in b.
-    largest: the greatest absolute difference. total: the sum of all differences, with their signs.
+    compared: number of codes. count: how many differ. up, down: how many of these are greater or less in b.
+    largest: the greatest absolute difference. total: the signed sum of all differences.
     """
 
     compared: int = 0
@@ -45,7 +45,7 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        """The mean of `b - a` over all codes: the bias of b against a, in steps."""
+        """The mean of `b - a` over all codes: the bias of b relative to a, in steps."""
         return self.total / self.compared if self.compared else 0.0
 
     @property
@@ -65,7 +65,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """One reason for differences that arise in a node: its kind (see `causes`), how many outputs, in words."""
+    """One reason for differences that arise in a node: its kind (see `causes`), the number of outputs, and a text."""
 
     kind: str
     side: str
@@ -78,13 +78,13 @@ class NodeComparison:
     """One node of both graphs, or an input's quantization.
 
     own: what arises in the node: b's node on *a's* input codes against a's. arriving: what comes in through the
-    inputs: b's node on a's inputs against b's node on its own. end_to_end: a's codes against b's, each graph run from
-    its inputs. The totals of own and arriving add up to that of end_to_end; the counts need not.
-    causes: of `own`, most frequent first. findings: what differs in the two nodes, whether or not it shows.
-    accumulators: how many accumulators differ on the same inputs (counted only where outputs do).
+    inputs: b's node on a's inputs against b's node on its own. end_to_end: a's codes against b's, with each graph run
+    from its inputs. The totals of own and arriving add up to that of end_to_end; the counts need not.
+    causes: of `own`, most frequent first. findings: what differs in the two nodes, whether or not an output changes.
+    accumulators: how many accumulators differ on the same inputs (counted only where outputs differ).
     off: how many of a's and of b's codes are not the nearest to the exact real value, among the `measured` outputs
     that differ although the accumulators agree.
-    text: a sentence, "" where nothing arises.
+    text: a sentence, "" if nothing arises.
     """
 
     name: str
@@ -105,8 +105,8 @@ class NodeComparison:
 class Comparison(Printed):
     """The result of `compare`; `str()` is a table, a sentence per node that diverges, and a conclusion.
 
-    labels: what a and b are called. nodes: inputs that were given as reals, then nodes in execution order.
-    only_a, only_b: names of the nodes that one graph alone has. outputs: the names of the outputs, paired by position.
+    labels: the names of a and b. nodes: inputs that were given as floats, then nodes in execution order.
+    only_a, only_b: names of the nodes in only one of the graphs. outputs: the outputs, paired by position.
     predictions: how many final predictions (argmax over the last axis of the first output) differ.
     """
 
@@ -120,7 +120,7 @@ class Comparison(Printed):
 
     @property
     def equal(self) -> bool:
-        """Every code of every node that both graphs have, and of the outputs, is the same on this data."""
+        """Whether every code of every common node, and of the outputs, is the same on this data."""
         return all(n.own.count == 0 and n.end_to_end.count == 0 for n in (*self.nodes, *self.outputs))
 
     @property
@@ -168,7 +168,7 @@ class Comparison(Printed):
 
     @property
     def conclusion(self) -> str:
-        """One sentence or two."""
+        """The result in one or two sentences."""
         codes = sum(n.own.compared for n in self.nodes)
         seen = f"{self.examples:,} examples, {codes:,} codes"
         if self.equal:

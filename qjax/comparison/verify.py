@@ -1,8 +1,8 @@
 """Compares the fake-quantized forward with the graph, node by node.
 
-Two questions per node. *Given the training forward's own input codes*, does the node compute the training forward's
-output codes? And: does the graph, run from its inputs, arrive at those codes? The first isolates a node; the second is
-what a user of the graph sees.
+There are two questions for each node. *Given the training forward's own input codes*, does the node compute the
+training forward's output codes? And does the graph, run from its inputs, compute these codes? The first isolates a
+node; the second is what a user of the graph sees.
 """
 
 import functools
@@ -42,13 +42,13 @@ def verify(
     trained_for: str,
     converted: Callable[[tuple[Any, ...]], Graph | None],
 ) -> Report:
-    """Run both on the same batches and count.
+    """Run both on the same batches and count the differences.
 
     Args:
       reference: returns the codes of every labelled tensor.
       trained_for: the name of the model's own target.
-      converted: a batch -> what `convert` makes of the model now, for the graph's target; None where the target is not
-        known. It is asked for only where something differs.
+      converted: a batch -> the graph that `convert` makes of the model now, for the graph's target; None if the target
+        is unknown. It is called only if something differs.
     """
     ir = graph.ir
     named = [node for node in ir.nodes if ir.tensors[node.output].quantization is not None]
@@ -142,55 +142,55 @@ def verify(
 
 
 def _check_shapes(ir: Graph, codes: Mapping[str, Any]) -> None:
-    """Raise ValueError where a tensor of the graph cannot be that of the model with its name."""
+    """Raise ValueError where a tensor of the graph cannot be the model's tensor with the same name."""
     for label in codes:
         if label not in ir.tensors:
             continue
         shape, own = np.shape(codes[label]), ir.tensors[label].shape
         if len(shape) != len(own) or any(n is not None and n != m for n, m in zip(own, shape, strict=False)):
             raise ValueError(
-                f"verify: expected the graph of this model. Got one whose tensor {label!r} has the shape {own}, where "
+                f"verify: expected the graph of this model, got one whose tensor {label!r} has the shape {own}, where "
                 f"the model's has {shape}. Convert the model again."
             )
 
 
 def _check_names(ir: Graph, codes: Mapping[str, Any], converted: Callable[[], Graph | None]) -> None:
-    """Raise ValueError where codes of the model would be compared with nothing: tensors are known by their names.
+    """Raise ValueError where codes of the model have no counterpart: tensors are matched by their names.
 
-    converted: what `convert` makes of the model now. It leaves out what nothing reads: an additive mask, say, of which
-    every softmax takes the choice behind it.
+    converted: makes the graph of the model as it is now. It leaves out what nothing reads, for instance an additive
+    mask that every softmax applies as a selection instead.
     """
     missing = _missing(ir, codes)
     if missing:
         try:
             now = converted()
         except ConversionError:
-            # the graph of another model may state what this one does not have
+            # The graph of another model may have a state that this one does not have.
             now = None
         missing = missing if now is None else [label for label in missing if label not in _missing(now, codes)]
     if missing:
         raise ValueError(
-            f"verify: expected the graph of this model. Got one with no tensor for {len(missing)} of the model's "
+            f"verify: expected the graph of this model, got one with no tensor for {len(missing)} of the model's "
             f"{len(codes)}, such as {missing[0]!r}. verify matches tensors by their names. Convert the model again; to "
             "compare two graphs, use qjax.compare."
         )
 
 
 def _missing(ir: Graph, codes: Mapping[str, Any]) -> list[str]:
-    """The tensors of the model that a graph does not have, nor a kernel of a device inside of it."""
+    """The tensors of the model that neither a graph nor a device kernel inside it has."""
     fused = [node for node in ir.nodes if node.op == backend.NAME]
     known = {*ir.tensors, *(m.tensor for node in fused for m in backend.members_of(node.attributes).values())}
-    # a graph has a tensor of a loop for each iteration, or one for all
+    # A graph has either a tensor of a loop for each iteration, or one for all of them.
     return [x for x in codes if not known & {x, f"{x}[0]", x.rpartition("[")[0]}]
 
 
 class _Runs:
-    """Both runs of a graph, node by node: equal nodes are compiled once, and are those of `compare`."""
+    """Runs a graph in both ways, node by node; equal nodes are compiled once, and shared with `compare`."""
 
     def __init__(self, graph: IntegerGraph) -> None:
         self.ir = graph.ir
         self.runner = Runner(graph.ir, "", graph.interpreter.constants)
-        # With float tensors, a node that is compiled alone may round differently than in the whole graph.
+        # If there are float tensors, a node that is compiled alone may round differently than in the whole graph.
         floats = any(tensor.dtype == REAL_DTYPE and tensor.value is None for tensor in graph.ir.tensors.values())
         self.whole = jax.jit(functools.partial(run, graph.ir)) if floats else None
         self.constants = graph.interpreter.constants
@@ -198,9 +198,9 @@ class _Runs:
     def __call__(
         self, inputs: Sequence[Any], codes: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-        """The graph's outputs; and per node the codes that differ, and by how much at most.
+        """The graph's outputs; and for each node how many codes differ, and by how much at most.
 
-        Two counts and two distances: given the training forward's own inputs, then of the run from the graph's inputs.
+        Two counts and two distances: on the training forward's own inputs, then when run from the graph's inputs.
         """
         ir, left = self.ir, self.runner.readers()
         free: dict[str, Any] = {**dict(zip(ir.inputs, inputs, strict=True)), **self.runner.data}
@@ -222,7 +222,7 @@ class _Runs:
             if wanted is None:
                 forced[node.output] = got
             else:
-                # While nothing differs keep the same array, so that the next node needs to run only once.
+                # As long as nothing differs, keep the same array, so that the next node needs to run only once.
                 forced[node.output] = own if counts[node.name][2] == 0 else wanted.astype(got.dtype)
             for name in node.inputs:
                 left[name] -= 1
@@ -232,7 +232,7 @@ class _Runs:
 
 
 def _counts(got: jax.Array, free: jax.Array, wanted: jax.Array) -> tuple[int, ...]:
-    """In numpy: compiled, they would be one more program for every shape."""
+    """Count in numpy, because compiled counts would be one more program for every shape."""
     expected = np.asarray(wanted).astype(np.int32)
     local = _differences(got, expected)
     return *local, *(local if free is got else _differences(free, expected))
@@ -248,20 +248,20 @@ def _differences(codes: jax.Array, expected: np.ndarray) -> tuple[int, int]:
 
 
 def _apart(a: jax.Array, b: jax.Array) -> tuple[Any, Any, Any]:
-    """How many numbers there are, how many differ (NaN equals itself), and the greatest difference."""
+    """The number of elements, how many differ (NaN equals itself), and the greatest difference."""
     differs = jnp.logical_not((a == b) | (jnp.isnan(a) & jnp.isnan(b)))
     most = jnp.max(jnp.where(differs, jnp.abs(a - b), jnp.zeros_like(a)), initial=0)
     return a.size, jnp.sum(differs, dtype=jnp.int32), most
 
 
 def _distance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The greatest absolute difference; for each channel the sums of squares of the difference and of a, [2, n]."""
+    """The greatest absolute difference, and per channel the sums of squares of the difference and of a, [2, n]."""
     rows = [jnp.reshape(x, (-1, x.shape[-1] if x.ndim > 1 else 1)) for x in (a - b, a)]
     return jnp.max(jnp.abs(a - b), initial=0), jnp.stack([jnp.sum(jnp.square(x), axis=0) for x in rows])
 
 
 class _Clipped:
-    """Counts the numbers of each input that have no code within half a step."""
+    """Counts the numbers of each input that lie more than half a step from every code."""
 
     def __init__(self, graph: IntegerGraph) -> None:
         self.ir = graph.ir

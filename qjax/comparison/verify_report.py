@@ -1,4 +1,4 @@
-"""The result of `verify`: what the counts mean, then the counts per node."""
+"""The result of `verify`: a verdict, and the counts per node."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from qjax.ops import backend
 from qjax.support.tables import Grid, Printed
 
 _CLIPPED = 0.01
-"""A greater share of clipped inputs is worth the first line. Ranges that clip outliers on purpose clip fewer."""
+"""A greater share of clipped inputs is reported first. Ranges that clip outliers on purpose clip less than this."""
 
 _ROWS = 30
 """A longer table shows only the nodes that differ."""
@@ -25,9 +25,9 @@ _ROWS = 30
 class NodeReport:
     """Counts over all batches.
 
-    local: outputs that differ although the node was given the training forward's input codes; local_max: by how
-    many steps at most. end_to_end, end_to_end_max: the same for the graph run from its inputs. cause: what the node
-    computes otherwise than the training forward; "" where nothing differs locally.
+    local: outputs that differ although the node received the training forward's input codes; local_max: by how many
+    steps at most. end_to_end, end_to_end_max: the same when the graph runs from its inputs. cause: what the node
+    computes differently from the training forward; "" if nothing differs locally.
     """
 
     name: str
@@ -43,7 +43,7 @@ class NodeReport:
 
 @dataclasses.dataclass(frozen=True)
 class RealReport:
-    """An output that is float32 numbers, because it was left in floats: how many differ, and by how much."""
+    """An output that stays in float32: how many of its numbers differ, and by how much."""
 
     name: str
     compared: int
@@ -53,9 +53,9 @@ class RealReport:
 
 @dataclasses.dataclass(frozen=True)
 class InputReport:
-    """How many of an input's numbers lie outside of the range of its codes, which is that of the calibration data.
+    """How many of an input's numbers lie outside the range of its codes, which comes from the calibration data.
 
-    low, high: the least and the greatest number of the batches. least, greatest: those that have a code.
+    low, high: the least and the greatest number in the batches. least, greatest: those that have a code.
     """
 
     name: str
@@ -68,13 +68,13 @@ class InputReport:
 
     @property
     def share(self) -> float:
-        """Clipped numbers among all."""
+        """The share of numbers that are clipped."""
         return self.clipped / max(1, self.compared)
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport:
-    """How far an output of the graph, dequantized, is from the training forward's.
+    """The distance of a dequantized output of the graph from the training forward's output.
 
     by_at_most: the greatest absolute difference. noise, signal: for each channel (element of the last axis), the sums
     of the squares of the differences and of the training forward's numbers.
@@ -87,7 +87,7 @@ class OutputReport:
 
     @property
     def decibels(self) -> float:
-        """10 log10(signal / noise) over all channels; infinite where nothing differs."""
+        """10 log10(signal / noise) over all channels; infinite if nothing differs."""
         return _decibels(sum(self.noise), sum(self.signal))
 
     @property
@@ -104,7 +104,7 @@ def _decibels(noise: float, signal: float) -> float:
 
 
 class FileReport(Protocol):
-    """How the outputs of an emitted file, run on a living runtime, compare with the graph's."""
+    """The comparison of an emitted file, run on its real runtime, with the graph."""
 
     @property
     def equal(self) -> bool:
@@ -122,12 +122,12 @@ class Report(Printed):
     """The result of `verify`. `str(report)` is a verdict and a table; `report.exact` is whether nothing differs at all.
 
     predictions: how many of the `predicted` final predictions (argmax over the last axis of the first output) differ.
-    reals: the outputs without quantization parameters. outputs: how far each output is from the training forward's.
-    target, trained_for: the targets of the graph and of the model. as_converted: whether `convert` makes this very
-    graph of the model as it is now, so that the graph computes what `qjax.exact` computes; None: nothing differs, or
-    the target is unknown here, and it was not asked. changed: otherwise, what differs first. files: what each runtime
-    that was asked computes with the file emitted for it. inputs: how many numbers of each input are clipped.
-    uncalibrated: the quantizers whose calibration data were a single number.
+    reals: the outputs without quantization parameters. outputs: the distance of each output from the training
+    forward's. target, trained_for: the targets of the graph and of the model. as_converted: whether `convert` makes
+    this very graph of the model as it is now, so that the graph computes what `qjax.exact` computes; None if nothing
+    differs, or if the target is unknown here, because then it is not checked. changed: otherwise, the first difference.
+    files: what each requested runtime computes with the file emitted for it. inputs: how many numbers of each input are
+    clipped. uncalibrated: the quantizers whose calibration data were a single number.
     """
 
     nodes: tuple[NodeReport, ...]
@@ -145,16 +145,16 @@ class Report(Printed):
     uncalibrated: tuple[str, ...] = ()
 
     def with_files(self, files: Sequence[FileReport]) -> "Report":
-        """This report, and what runtimes compute with the emitted files."""
+        """This report, extended by what runtimes compute with the emitted files."""
         return dataclasses.replace(self, files=tuple(files))
 
     def against(self, changed: str) -> "Report":
-        """This report, and what differs first between the graph and a new conversion ("": nothing)."""
+        """This report, extended by the first difference between the graph and a new conversion ("" for none)."""
         return dataclasses.replace(self, as_converted=not changed, changed=changed)
 
     @property
     def exact(self) -> bool:
-        """No code of any node differs, no real output, and no output of an emitted file."""
+        """Whether no code of any node, no float output, and no output of an emitted file differs."""
         return self._same_as_training and all(file.equal for file in self.files)
 
     @property
@@ -164,12 +164,12 @@ class Report(Printed):
 
     @property
     def compared(self) -> int:
-        """Codes compared, over all nodes."""
+        """The number of codes compared, over all nodes."""
         return sum(node.compared for node in self.nodes)
 
     @property
     def local(self) -> int:
-        """Codes that differ where the inputs agree, over all nodes."""
+        """The number of codes that differ although the inputs agree, over all nodes."""
         return sum(node.local for node in self.nodes)
 
     @property
@@ -184,7 +184,7 @@ class Report(Printed):
 
     @property
     def verdict(self) -> str:
-        """What the counts mean: whether the graph is right, how far predictions are, why, and what to do."""
+        """The meaning of the counts: whether the graph is right, how far predictions are, why, and what to do."""
         seen = f"{self.examples:,} examples, {self.compared:,} codes"
         files = [file.sentence for file in self.files]
         if self._same_as_training:
@@ -193,7 +193,7 @@ class Report(Printed):
         return "\n".join([*self.ranges(), *self._same(), *files, *self._distances(), *self._reasons(seen)])
 
     def ranges(self) -> list[str]:
-        """Why the results may be useless although they are exact: ranges that do not fit these inputs."""
+        """Why exact results may still be useless: ranges that do not fit these inputs."""
         lines = [
             f"{each.share:.1%} of the numbers of {each.name!r} are clipped: they reach from {each.low:.4g} to "
             f"{each.high:.4g}, the codes from {each.least:.4g} to {each.greatest:.4g}. Calibrate with data like these."
@@ -255,7 +255,7 @@ class Report(Printed):
         return lines
 
     def parts(self) -> list[Grid | str]:
-        """The verdict, a table, and lines."""
+        """The verdict, a table, and further lines."""
         header = (
             "node",
             "op",
@@ -280,7 +280,7 @@ class Report(Printed):
 
 
 def cause_of(node: Node) -> str:
-    """What a node computes otherwise than the training forward, in words that continue "the target"."""
+    """What a node computes differently from the training forward, in words that continue "the target"."""
     if node.op != backend.NAME:
         accumulator = Accumulator.of_json(node.attributes.get("accumulator"))
         if accumulator != EXACT:
@@ -297,7 +297,7 @@ def cause_of(node: Node) -> str:
 
 
 def first_difference(a: Graph, b: Graph) -> str:
-    """What two graphs differ in first, of all that decides a code; "" for graphs that compute the same."""
+    """The first difference between two graphs among everything that decides a code; "" if they compute the same."""
     if (a.inputs, a.outputs) != (b.inputs, b.outputs):
         return f"its inputs and outputs are {(a.inputs, a.outputs)}, now {(b.inputs, b.outputs)}"
     if a.quantization != b.quantization:
@@ -310,7 +310,9 @@ def first_difference(a: Graph, b: Graph) -> str:
         if _parameters(a, name) != _parameters(b, name):
             return f"the quantization parameters of {name!r} differ"
     for left, right in zip(a.nodes, b.nodes, strict=True):
-        fields = [(n.op, n.inputs, n.output, _listed(dict(n.attributes)), set(n.constants)) for n in (left, right)]
+        fields = [
+            (n.op, n.inputs, n.output, _tuples_to_lists(dict(n.attributes)), set(n.constants)) for n in (left, right)
+        ]
         if fields[0] != fields[1]:
             return f"the node {left.name!r} has another operation or other attributes"
         for role in left.constants:
@@ -334,8 +336,8 @@ def _same(a: Any, b: Any) -> bool:
     return x.dtype == y.dtype and np.array_equal(x, y)
 
 
-def _listed(value: Any) -> Any:
-    """Tuples as lists: a saved graph has no tuples."""
+def _tuples_to_lists(value: Any) -> Any:
+    """Tuples as lists, because a saved graph has no tuples."""
     if isinstance(value, Mapping):
-        return {key: _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _tuples_to_lists(item) for key, item in value.items()}
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value

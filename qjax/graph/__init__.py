@@ -1,1 +1,1 @@
-"""The graph: its types, its rules, and what is asked of its nodes."""
+"""The integer graph: its types, its rules, and queries about its nodes."""

@@ -1,7 +1,7 @@
-"""The shapes of a graph's tensors for one size of the batch.
+"""Computes the shapes of a graph's tensors for one batch size.
 
-A free size, None, is that of the batch or several times as much: frames of a video that are folded into the batch, the
-two halves of a pair one behind the other. How many times is not in the tensor's shape. It follows from the operations.
+A free size, None, is the batch size or a multiple of it, as when frames of a video are folded into the batch, or the
+two halves of a pair are concatenated. The multiple is not in the tensor's shape; it follows from the operations.
 """
 
 import math
@@ -20,22 +20,22 @@ Sizes = tuple[int, ...]
 
 
 def input_shape(shape: Shape, batch: int) -> Sizes:
-    """The shape of an input, whose free size is the batch."""
+    """The shape of an input, whose free size is the batch size."""
     return tuple(batch if size is None else size for size in shape)
 
 
 def batch_of(graph: Graph, inputs: Sequence[Any]) -> int:
-    """The size of the batch of some inputs; 1 where no input has one."""
+    """The batch size of some inputs; 1 if no input has a batch axis."""
     shapes = [graph.tensors[name].shape for name in graph.inputs]
     found = (np.shape(x)[shape.index(None)] for x, shape in zip(inputs, shapes, strict=True) if None in shape)
     return int(next(found, 1))
 
 
 def shapes_at(graph: Graph, batch: int) -> dict[str, Sizes]:
-    """The shape of every tensor by name, constants included.
+    """The shape of every tensor by name, including constants.
 
     Raises:
-      ValueError: an operation that takes no batch of that size.
+      ValueError: an operation cannot run at that batch size.
     """
     if all(keeps_size(graph, node) for node in graph.nodes):
         return {name: input_shape(tensor.shape, batch) for name, tensor in graph.tensors.items()}
@@ -49,13 +49,14 @@ def shapes_at(graph: Graph, batch: int) -> dict[str, Sizes]:
         except (TypeError, ValueError) as error:
             shapes = " and ".join(map(str, inputs))
             raise ValueError(
-                f"Node {node.name!r} ({node.op}) takes no operands of shape {shapes}: {error}. Choose another batch."
+                f"Node {node.name!r} ({node.op}) cannot compute operands of shape {shapes}: {error}. Choose another "
+                "batch."
             ) from None
     return {name: found[name] for name in graph.tensors}
 
 
 def bytes_at(graph: Graph, batch: int) -> dict[str, int]:
-    """The bytes of every tensor by name, as `shapes_at`."""
+    """The bytes of every tensor by name, for the shapes of `shapes_at`."""
     shapes = shapes_at(graph, batch)
     return {name: math.prod(shapes[name]) * np.dtype(tensor.dtype).itemsize for name, tensor in graph.tensors.items()}
 
@@ -69,7 +70,7 @@ def keeps_size(graph: Graph, node: Node) -> bool:
     if any(shape.count(None) > 1 for shape in (*inputs, output)) or not any(None in shape for shape in inputs):
         return False
     if "sizes" in op.free.values():
-        # codes that only move are as many as before
+        # Moving codes does not change their number.
         return len(inputs) == 1 and _known(inputs[0]) == _known(output)
     along = op.works_along(node.attributes, inputs, output)
     pairs = zip(inputs, along, strict=True)
@@ -83,9 +84,9 @@ def _known(shape: Shape) -> int:
 def result_of(
     graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[object, jax.ShapeDtypeStruct]
 ) -> jax.ShapeDtypeStruct:
-    """What the node's kernel makes of operands of these shapes, which is traced and not run.
+    """The shape and dtype that the node's kernel returns for operands of these shapes; it is traced but not run.
 
-    known: the results so far of equal nodes. Whatever the kernel raises is raised.
+    known: the results so far of equal nodes. Exceptions of the kernel are passed on.
     """
     attributes, constants = kernels.attributes(graph, node), kernels.constants_of(graph, node)
     sizes = sorted((role, np.shape(value), str(value.dtype)) for role, value in constants.items())

@@ -1,4 +1,4 @@
-"""The structural rules that every graph obeys, checked between passes and after loading."""
+"""Checks the structural rules of every graph, between passes and after loading."""
 
 import math
 
@@ -13,11 +13,11 @@ from qjax.support.names import MAX_NAME
 
 
 class GraphError(ValueError):
-    """A graph that breaks a rule of the format; the message names the culprit."""
+    """The graph breaks a rule of the format; the message names the offending part."""
 
 
 def check(graph: Graph) -> Graph:
-    """Verify names, order and references; returns the graph, for use in a chain of passes."""
+    """Check names, order and references; returns the graph, for use in a chain of passes."""
     known: set[str] = set()
     for name, tensor in graph.tensors.items():
         if len(name) > MAX_NAME:
@@ -26,7 +26,7 @@ def check(graph: Graph) -> Graph:
                 f"{len(name)}. Rename the attribute, the argument or the key of the model that has it."
             )
         if name != tensor.name:
-            raise GraphError(f"Tensor {tensor.name!r} is stored under the name {name!r}.")
+            raise GraphError(f"Tensor {tensor.name!r}: expected it under its own name, got {name!r}.")
         if tensor.value is not None:
             known.add(name)
             if tuple(np.shape(tensor.value)) != tensor.shape:
@@ -36,7 +36,7 @@ def check(graph: Graph) -> Graph:
     for name in graph.inputs:
         _require(graph, name, "The graph's inputs")
         if graph.tensors[name].value is not None:
-            raise GraphError(f"Input {name!r} carries data: a tensor is an input or a constant.")
+            raise GraphError(f"Input {name!r}: expected no data, because a tensor is either an input or a constant.")
         if name in known:
             raise GraphError(f"Input {name!r} is listed twice.")
         known.add(name)
@@ -65,17 +65,17 @@ def check(graph: Graph) -> Graph:
 
 
 def check_quantized(graph: Graph) -> Graph:
-    """Verify in addition the first stage: known operations, valid quantization parameters, and nothing of a target."""
+    """Check in addition the rules of a quantized graph: known operations, valid parameters, nothing of a target."""
     if graph.target or graph.quantized is not None:
         raise GraphError(f"Expected a quantized graph, got a program for {graph.target!r}: take its `quantized`.")
     check(graph)
     for node in graph.nodes:
         if node.op not in ops.names() or node.op == backend.NAME:
-            raise GraphError(f"Node {node.name!r}: a quantized graph has no operation {node.op!r}.")
+            raise GraphError(f"Node {node.name!r}: expected an operation of a quantized graph, got {node.op!r}.")
         given = [key for key in OF_TARGETS if key in node.attributes]
         if given:
-            raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a target, not to a quantized graph.")
-        # A node that a file states keeps the attributes that came with its constants.
+            raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a program for a target, not here.")
+        # A node from a file keeps the attributes that came with its constants.
         _check_attributes(node, ops.get(node.op).fields, possible=(ops.get(node.op).prepared,))
     for tensor in graph.tensors.values():
         if tensor.dtype not in (*INTEGER_DTYPES, *REAL_DTYPES):
@@ -85,7 +85,7 @@ def check_quantized(graph: Graph) -> Graph:
 
 
 def check_integer(graph: Graph) -> Graph:
-    """Verify in addition that the graph is finished: known operations and integers only."""
+    """Check in addition that the graph is a program: known operations and integers only."""
     check(graph)
     for node in graph.nodes:
         if node.op not in ops.names():
@@ -119,7 +119,7 @@ def _check_attributes(node: Node, *stated: type, possible: tuple[type, ...] = ()
 
 
 def _of_islands(graph: Graph) -> set[str]:
-    """The tensors that may hold floats: those that only float parts read and compute."""
+    """The tensors that may hold floats, because only float parts read and compute them."""
     found: set[str] = set()
     others: set[str] = set()
     for node in graph.nodes:
@@ -136,14 +136,14 @@ def _check_tensor(tensor: Tensor) -> None:
         if nans:
             raise GraphError(
                 f"Constant {tensor.name!r}: expected numbers, got {nans} NaN of {value.size}. Integers have no NaN: "
-                "leave out what marks missing values, as jnp.median and jnp.quantile do: sort, and take the middle."
+                "drop the check for missing values that jnp.median and jnp.quantile make: sort, and take the middle."
             )
     if tensor.quantization is None:
         return
     _check_quantization(tensor.quantization, tensor, place)
     if value is None or isinstance(value, Tracer) or not math.prod(value.shape):
         return
-    # Beyond the range, packing would drop bits, and the proofs that no accumulator overflows would not hold.
+    # Codes beyond the range would lose bits in packing, and invalidate the proofs that no accumulator overflows.
     low, high = int(np.min(np.asarray(value))), int(np.max(np.asarray(value)))
     qmin, qmax = tensor.quantization.qmin, tensor.quantization.qmax
     if low < qmin or high > qmax:
@@ -171,11 +171,11 @@ def _check_quantization(q: Quantization, tensor: Tensor, place: str) -> None:
     if not isinstance(q.scale, Tracer):
         scale = np.asarray(q.scale)
         if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise GraphError(f"{place}: a scale must be finite and positive, got {scale}.")
+            raise GraphError(f"{place}: expected finite and positive scales, got {scale}.")
     if not isinstance(q.zero_point, Tracer):
         zero_point = np.asarray(q.zero_point)
         if ((zero_point < q.qmin) | (zero_point > q.qmax)).any():
-            raise GraphError(f"{place}: a zero point must be a code, in [{q.qmin}, {q.qmax}], got {zero_point}.")
+            raise GraphError(f"{place}: expected a zero point within [{q.qmin}, {q.qmax}], got {zero_point}.")
 
 
 def _require(graph: Graph, name: str, place: str) -> None:

@@ -7,7 +7,7 @@ from qjax.graph.ir import Graph, Node
 
 
 def remove_identities(graph: Graph) -> Graph:
-    """Drops reshapes to the same shape, transposes in the same order, casts, and slices of everything."""
+    """Remove reshapes to the same shape, transposes in the same order, casts to the same dtype, and full slices."""
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -27,7 +27,7 @@ def _identity(graph: Graph, node: Node) -> bool:
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """Drops nodes and tensors that no output needs; those that stay are in the order in which they are read."""
+    """Remove nodes and tensors that no output needs; the others are in the order in which they are read."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):

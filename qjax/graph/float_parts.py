@@ -1,7 +1,7 @@
-"""The parts that the recipe keeps in float, collected while the graph is lowered, as one node per result.
+"""Collects the parts of a model that the recipe keeps in float, and makes one node per result of each part.
 
-An equation in a module under `qjax.FLOAT`, `Dynamic` or `WeightFormat` is not lowered but kept, with its inputs. Where
-a result meets a quantizer or leaves the model, everything that it depends on becomes the program of one node.
+An equation in a module under `qjax.FLOAT`, `Dynamic` or `WeightFormat` is not lowered but recorded with its inputs.
+Where a result reaches a quantizer or leaves the model, everything that it depends on becomes the program of one node.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from qjax.tracing import Equation, Value
 from qjax.tracing.composite import Computed
 
 _PART = "qjax_part_"
-"""Marks the equation of the program that an equation of an island's jaxpr belongs to, for errors."""
+"""Marks the equation of the program to which an equation of a float part's jaxpr belongs, for errors."""
 
 _PASSED = "passed"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """An equation in reals, and what was found for each of its inputs."""
+    """An equation that stays in float, with the lowered form of each of its inputs."""
 
     eqn: Equation
     found: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaf:
-    """What flows into an island. found: as the lowering knows it. shape, dtype: of the traced value."""
+    """An input of a float part. found: its lowered form. shape, dtype: of the traced value."""
 
     found: Any
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """An island's program, and its leaves: data first to last, constants by role."""
+    """The program of a float part, and its inputs: data in order, constants by role."""
 
     attributes: dict[str, Any]
     data: tuple[Leaf, ...]
@@ -76,9 +76,9 @@ def calls(eqn: Equation, found: Sequence[Any]) -> list[Float]:
 
 
 def passed(eqn: Equation, value: Value, found: Any) -> Float:
-    """A tensor as a result in reals, computed by an equation that changes nothing.
+    """A tensor as a float result, through an equation that changes nothing.
 
-    eqn: whose place in the user's code it has. value: what the tensor is in the program. found: the tensor.
+    eqn: provides the place in the user's code. value: the tensor in the program. found: its lowered form.
     """
     same = dataclasses.replace(eqn, primitive=_PASSED, inputs=(value,), outputs=(value,), params={}, body=None)
     same = dataclasses.replace(same, source=Computed((eqn,), (value,), (value,)))
@@ -86,17 +86,17 @@ def passed(eqn: Equation, value: Value, found: Any) -> Float:
 
 
 def passing(result: Float) -> Any:
-    """The tensor of a result that `passed` made; None for another."""
+    """The tensor of a result that `passed` made; None for any other result."""
     return result.call.found[0] if result.eqn.primitive == _PASSED else None
 
 
 def program_of(result: Float, is_constant: Any) -> Program:
-    """Everything that a result depends on, as a program of `ops.float_programs`.
+    """Collect everything that a result depends on as a program of `ops.float_programs`.
 
-    is_constant: tells the leaves that are constants, whose `value` is an array, a tracer or a `jax.ShapeDtypeStruct`.
+    is_constant: tells which inputs are constants, whose `value` is an array, a tracer or a `jax.ShapeDtypeStruct`.
 
     Raises:
-      ConversionError: a primitive that is not in the set.
+      ConversionError: a primitive has no step in such programs.
     """
     order, leaves = _ordered(result)
     places = {call: index for index, call in enumerate(order)}
@@ -125,7 +125,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
             "a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic.", where=result.eqn.where
         )
     constants = {role: leaf.found.value for role, leaf in zip(roles, fixed, strict=True)} | writer.constants
-    # Leave out what only a gradient needs, such as the float values of a weight that is multiplied as codes.
+    # Drop constants that only a gradient needs, such as the float values of a weight that is multiplied as codes.
     read = {first for _, operands, _ in writer.steps for kind, first, *_ in operands if kind == "constant"}
     constants = {role: value for role, value in constants.items() if role in read}
     attributes = {
@@ -138,7 +138,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
 
 
 def _ordered(result: Float) -> tuple[list[Call], list[Leaf]]:
-    """The calls that a result needs in execution order, and what flows into them from outside."""
+    """The calls that a result needs, in execution order, and their inputs from outside."""
     order: list[Call] = []
     leaves: dict[int, Leaf] = {}
     seen: set[Call] = set()
@@ -161,7 +161,7 @@ def _ordered(result: Float) -> tuple[list[Call], list[Leaf]]:
 
 
 class _Writer:
-    """Flattens a jaxpr into steps; parts: the equations that it was made of, one after the other."""
+    """Flattens a jaxpr into steps. parts: the equations that it was made from, one after the other."""
 
     def __init__(self, parts: Sequence[Equation]) -> None:
         self.parts = parts
@@ -171,7 +171,7 @@ class _Writer:
         self.count = 0
 
     def read(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """The operands that a jaxpr's outputs are."""
+        """The operands that correspond to a jaxpr's outputs."""
         env: dict[object, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
             role = f"captured{len(self.constants)}"
@@ -228,15 +228,15 @@ class _Writer:
 
 
 def float_program(eqn: JaxprEqn) -> Any:
-    """The program that an equation calls; None: it is a step of its own."""
+    """The program that an equation calls; None if it is a step of its own."""
     if eqn.primitive.name == "qjax_layer":
-        # The equation is kept whole for its integer form. In float, read what it computes.
+        # The equation is kept whole for its integer form, so for a float program open it.
         return jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
     return called_program(eqn)
 
 
 def _stored(value: Any) -> Any:
-    """A constant in a dtype that graphs have; the program casts it back."""
+    """A constant in a dtype that graphs support; the program casts it back."""
     wanted = jnp.bool_ if value.dtype == jnp.bool_ else jnp.float32
     if value.dtype in (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16):
         wanted = value.dtype
@@ -247,13 +247,13 @@ def _stored(value: Any) -> Any:
     return value.astype(wanted)
 
 
-def finished(graph: Graph, target: Target) -> Graph:
-    """The float parts with the scales of what they read and make as constants, and with the target's formula.
+def complete(graph: Graph, target: Target) -> Graph:
+    """The graph with its float parts completed: scales of their inputs and outputs as constants, the target's formula.
 
-    Comes after the passes, when the scales are known.
+    It runs after the passes, when the scales are known.
 
     Raises:
-      ConversionError: a product that the target's runtime does not have.
+      ConversionError: the target's runtime lacks a product.
     """
     if not any(ops.get(node.op).reals for node in graph.nodes):
         return graph
@@ -280,8 +280,8 @@ def finished(graph: Graph, target: Target) -> Graph:
     return graph.replace(nodes=tuple(nodes), tensors=tensors)
 
 
-def freed(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dict[str, Any]:
-    """An island's attributes for any batch. inputs: per input its shape in the two traces. Raises ValueError."""
+def free_attributes(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dict[str, Any]:
+    """The attributes of a float part for any batch. inputs: shapes of each input in both traces. Raises ValueError."""
     program = float_programs.freed(node.attributes["program"], other.attributes["program"], size, other_size)
     batch = None
     for index, (a, b) in enumerate(inputs):
@@ -292,8 +292,8 @@ def freed(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dic
 
 
 def plainest(params: Mapping[str, Any]) -> int:
-    """Which branch to read, from the parameters of a `platform_index`: the one for no platform in particular.
+    """The branch to use, from the parameters of a `platform_index`: the one for no particular platform.
 
-    Every branch computes the same numbers. The others are written for what XLA is fast at.
+    All branches compute the same numbers, but the others are written for what XLA does fast on one platform.
     """
     return params["platforms"].index(None)

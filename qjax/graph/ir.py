@@ -1,15 +1,19 @@
-"""The graph: small, typed, immutable. What the passes rewrite, the interpreter runs and the emitters read.
+"""The graph: small, typed and immutable. Passes rewrite it, the interpreter runs it, and the emitters read it.
 
-It has two stages, of the same types:
+It has two stages, which share the same types:
 
-1. The *quantized graph* says what the model is, for no target: codes and quantization parameters; the steps behind an
-   accumulator as nodes with real numbers, up to an `ops.quantize`; or, as files have them, nodes with biases in steps
-   of the accumulator, bounds as codes and the numbers of elements of averages. The lowering and the readers make it.
-2. The *program* holds integers only, the constants of one target among them. `assign.assign` makes it. It keeps the
+1. The *quantized graph* describes the model independently of any target: codes and quantization parameters, and the
+   steps after an accumulator as nodes with float numbers, up to an `ops.quantize`. (Files have another form: nodes with
+   biases in steps of the accumulator, bounds as codes, and the number of elements of averages.) The lowering and the
+   readers make it.
+2. The *program* holds only integers, including the constants of one target. `assign.assign` makes it. It keeps the
    quantized graph (`Graph.quantized`), so that another target's program is made from that and not from rounded numbers.
 
-In a program every tensor states its dtype, shape, scale, zero point and axis, and every node its full attributes, so
-that a consumer can match on one node without looking at its neighbours.
+        quantized graph:  accumulator = dot(x, w);  y = quantize(accumulator)
+        program:          y = dot(x, w), rule "double_round", multiplier 1340417212, shift 7
+
+In a program every tensor has its dtype, shape, scale, zero point and axis, and every node its full attributes, so that
+a consumer can match on one node without looking at its neighbours.
 """
 
 import dataclasses
@@ -27,9 +31,9 @@ Array = jax.Array | np.ndarray
 
 INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
 REAL_DTYPE = "float32"
-"""Of what flows within and between float islands; nowhere else in a program."""
+"""The dtype within and between float parts, which occurs nowhere else in a program."""
 REAL_DTYPES = ("float32", "float64", "float16", "bfloat16")
-"""Of the real numbers in a quantized graph: biases, factors, bounds."""
+"""The dtypes of the float numbers in a quantized graph: biases, factors, bounds."""
 
 _STRUCTURE = {"tensors", "nodes", "inputs", "outputs"}
 
@@ -39,7 +43,7 @@ class Quantization:
     """How codes map to real numbers: `real = (code - zero_point) * scale`, codes within [qmin, qmax].
 
     scale: float32, shape () or that of the tensor's `axes`. zero_point: int32, the same shape or ().
-    axes: the axes that the scale runs along; () is per tensor.
+    axes: the axes along which scales differ; () is per tensor.
     """
 
     scale: Array
@@ -53,10 +57,10 @@ class Quantization:
 class Tensor:
     """A tensor of the graph.
 
-    shape: None is the batch, whose size is free.
-    dtype: of the codes as they are stored.
+    shape: None stands for the batch, whose size is free.
+    dtype: of the stored codes.
     quantization: None for accumulators, multipliers, shifts and index inputs.
-    value: the data of a constant; None for what is computed or fed.
+    value: the data of a constant; None for tensors that are computed or fed.
     """
 
     name: str
@@ -70,7 +74,7 @@ class Tensor:
 class Node:
     """One operation, from codes to codes.
 
-    inputs: names of the tensors that flow in. constants: role -> name of a constant tensor.
+    inputs: names of its input tensors. constants: role -> name of a constant tensor.
     attributes: JSON values (numbers, strings, lists, None). location: the user's file and line.
     """
 
@@ -85,16 +89,16 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes in execution order, and every tensor they name.
+    """Nodes in execution order, and every tensor to which they refer.
 
-    inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for; "" in a
+    inputs, outputs: names of tensors. target: the name of the runtime for which the constants were made; "" in a
       quantized graph.
-    quantization: how it makes codes of float inputs, see `numerics.input_quantization`.
-    call: what the model takes and returns, with the user's own classes; None where the graph came from a file.
-    dequantization: how it makes floats of output codes, see `numerics.output_dequantization`.
+    quantization: how float inputs become codes, see `numerics.input_quantization`.
+    call: the arguments and results of the model, with the user's own classes; None if the graph came from a file.
+    dequantization: how output codes become floats, see `numerics.output_dequantization`.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
-    quantized: the quantized graph that a program was made from; None where it is not known (graphs that were
-      made or changed by hand, and files of other formats). Its own metadata and call are not read.
+    quantized: the quantized graph from which a program was made; None if it is unknown (for graphs that were made or
+      changed by hand, and files of other formats). Its own metadata and call are not read.
     """
 
     tensors: Mapping[str, Tensor]
@@ -121,7 +125,7 @@ class Graph:
         return (tensor for tensor in self.tensors.values() if tensor.value is not None)
 
     def data(self) -> dict[str, Array]:
-        """The data of the tensors that carry some, by name."""
+        """The data of the constant tensors, by name."""
         return {name: tensor.value for name, tensor in self.tensors.items() if tensor.value is not None}
 
     def constant(self, node: Node, role: str) -> Array:
@@ -133,7 +137,7 @@ class Graph:
     def replace(self, **changes: Any) -> "Graph":
         """A copy with the named fields changed.
 
-        A copy with other nodes or tensors is not what `quantized` describes, so it has none unless one is given.
+        A copy with other nodes or tensors no longer matches `quantized`, so it has none unless one is passed.
         """
         if _STRUCTURE & changes.keys():
             changes.setdefault("quantized", None)

@@ -1,7 +1,7 @@
-"""One node at a time: its constants, its attributes, its kernel.
+"""Runs one node at a time: its constants, its attributes, its kernel.
 
-The kernels are those of `qjax.ops`; nothing here knows a formula. What does not depend on the input (a bias with
-the zero point folded in) is computed once.
+The kernels are those of `qjax.ops`; this module contains no formulas. Whatever does not depend on the input (such as a
+bias with the zero point folded in) is computed once.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from qjax import ops
 from qjax.graph.ir import Graph, Node
 
 Constants = Mapping[str, Mapping[str, Any]]
-"""Per node: the arrays of its kernel."""
+"""Name of a node -> the arrays of its kernel."""
 
 
 def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
@@ -28,7 +28,7 @@ def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
 
 def _prepare(graph: Graph, node: Node, known: dict[object, Mapping[str, Any]]) -> Mapping[str, Any]:
     facts, constants = attributes(graph, node), constants_of(graph, node)
-    # the iterations of a loop share constants: computed once
+    # The iterations of a loop share constants, which are prepared once.
     key = (node.op, repr(sorted(facts.items())), *((role, id(constants[role])) for role in sorted(constants)))
     if key not in known:
         known[key] = ops.get(node.op).runtime(facts, constants)
@@ -36,7 +36,7 @@ def _prepare(graph: Graph, node: Node, known: dict[object, Mapping[str, Any]]) -
 
 
 def constants_of(graph: Graph, node: Node) -> dict[str, Any]:
-    """A node's constants and the zero points of its tensors, as they are stored."""
+    """A node's constants and the zero points of its tensors, as stored."""
     constants: dict[str, Any] = {role: graph.constant(node, role) for role in node.constants}
     for index, name in enumerate(node.inputs):
         quantization = graph.tensors[name].quantization
@@ -49,7 +49,7 @@ def constants_of(graph: Graph, node: Node) -> dict[str, Any]:
 
 
 def attributes(graph: Graph, node: Node) -> dict[str, Any]:
-    """A node's attributes with the static facts of its tensors."""
+    """A node's attributes, extended by the static facts of its tensors."""
     output = graph.tensors[node.output]
     facts: dict[str, Any] = {
         "dtype": output.dtype,
@@ -61,10 +61,11 @@ def attributes(graph: Graph, node: Node) -> dict[str, Any]:
 
 
 def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Sequence[Any]) -> jax.Array:
-    """One node on codes.
+    """Run one node on codes.
 
     Raises:
-      ValueError: the kernel takes no inputs of these shapes, as a slice that begins behind the last example.
+      ValueError: the kernel cannot compute inputs of these shapes, for instance a slice that begins after the last
+        example.
     """
     try:
         return ops.get(node.op).kernel(attributes(graph, node), constants, inputs)
@@ -78,13 +79,13 @@ def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Seq
 
 
 def forks(graph: Graph) -> set[str]:
-    """The tensors that several nodes read: there a residual branch starts."""
+    """The tensors that several nodes read, where a residual branch starts."""
     readers = Counter(name for node in graph.nodes for name in set(node.inputs))
     return {name for name, count in readers.items() if count > 1}
 
 
 def alive(constants: Constants) -> jax.Array | None:
-    """True, in a form that the compiler cannot know; None outside of a trace, or where every constant is part of it."""
+    """True in a form that the compiler cannot know; None outside a trace, or if every constant is part of it."""
     for name in constants:
         zero_point = constants[name].get("y_zero_point")
         if isinstance(zero_point, Tracer):

@@ -1,15 +1,15 @@
 """Finds the subgraphs that patterns describe.
 
-A match has one output: what its other nodes compute is read within the match alone and is no output of the graph, so
-that one node can take its place. Which matches are found where several overlap is decided by order:
+A match has one output: the results of its other nodes are read only within the match and are not outputs of the graph,
+so that one node can replace the match. If several matches overlap, this order decides:
 
-1. patterns in the order in which they are given; a node that one match takes is no part of another;
-2. for each pattern, nodes from the last to the first as the match's output, so that a longer chain is found before its
-   own beginning;
+1. patterns in the given order; a node that belongs to one match cannot belong to another;
+2. for each pattern, candidates for the match's output from the last node to the first, so that a longer chain is found
+   before its own beginning;
 3. for each such node, the inputs in their order first, then swapped (unless both are the same pattern, where that is
    the same match); the alternatives of `any_of` in their order.
 
-The work is one visit per node and pattern, times the nodes in a pattern, times 2 for each commutative node whose first
+The cost is one visit per node and pattern, times the nodes in a pattern, times 2 for each commutative node whose first
 order fails.
 """
 
@@ -29,15 +29,15 @@ from qjax.support.names import Names
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Match:
-    """A subgraph.
+    """A subgraph that matches a pattern.
 
     Attributes:
-      graph: that it was found in.
-      pattern: that matched.
-      nodes: by label, in execution order; the label is the pattern's name, or the operation's where it has none (with
-        "#2" for a second one).
-      inputs: the tensors from outside, one per place in the pattern (a named tensor once), in the order in which the
-        pattern states them.
+      graph: the graph in which it was found.
+      pattern: the pattern that matched.
+      nodes: by label, in execution order; the label is the pattern's name, or otherwise the operation's (with "#2" for
+      a
+        second one).
+      inputs: the tensors from outside, one per place in the pattern (a named tensor once), in the order of the pattern.
       output: the tensor of the last node.
       tensors: named tensors.
     """
@@ -64,7 +64,7 @@ class Match:
         }
 
     def __getitem__(self, name: str) -> Any:
-        """The node or tensor of that name."""
+        """The node or tensor with that name."""
         if name in self.nodes:
             return self.nodes[name]
         if name in self.tensors:
@@ -80,16 +80,16 @@ class Match:
 
 
 def match(graph: Any, *patterns: Pattern, overlapping: bool = False) -> list[Match]:
-    """The subgraphs that the patterns describe, in execution order of their outputs.
+    """Find the subgraphs that the patterns describe, in execution order of their outputs.
 
     Args:
       graph: an `IntegerGraph` or its `ir`.
-      patterns: in the order of their claim on nodes, see the module's docstring.
-      overlapping: return every subgraph that fits, also where they share nodes; two ways to see one set of nodes
-        differently (an addition's inputs swapped) count apart.
+      patterns: in the order of their priority, see the module's docstring.
+      overlapping: return every matching subgraph, even if they share nodes; two ways to match one set of nodes (an
+        addition's inputs swapped) count separately.
 
     Raises:
-      TypeError, ValueError: not a graph or not patterns; a predicate that asks for values inside jit.
+      TypeError, ValueError: these are not a graph and patterns; or a predicate asks for values inside jit.
     """
     ir = getattr(graph, "ir", graph)
     if not isinstance(ir, Graph):
@@ -128,7 +128,7 @@ def find(graph: Graph, patterns: Sequence[Pattern], *, overlapping: bool = False
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What is bound so far: nodes with the names of their patterns, named tensors, tensors from outside."""
+    """The bindings so far: nodes with the names of their patterns, named tensors, tensors from outside."""
 
     nodes: tuple[tuple[str | None, Node], ...] = ()
     tensors: tuple[tuple[str, str], ...] = ()
@@ -136,7 +136,7 @@ class _State:
 
 
 class _Index:
-    """A graph with its producers and readers looked up once."""
+    """A graph whose producers and readers are indexed once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -145,7 +145,7 @@ class _Index:
         self.order = {node.name: position for position, node in enumerate(graph.nodes)}
 
     def tensor(self, pattern: Pattern, name: str, state: _State, claimed: set[str]) -> Iterator[_State]:
-        """Every way in which the pattern describes the tensor."""
+        """Every way in which the pattern matches the tensor."""
         if pattern.kind == "any_of":
             for alternative in pattern.inputs or ():
                 yield from self.tensor(alternative, name, state, claimed)
@@ -157,7 +157,7 @@ class _Index:
             yield from self.outside(pattern, name, state)
 
     def outside(self, pattern: Pattern, name: str, state: _State) -> Iterator[_State]:
-        """A tensor that the match reads."""
+        """Match a tensor that comes from outside."""
         tensor = self.graph.tensors[name]
         if pattern.name is not None:
             bound = dict(state.tensors).get(pattern.name)
@@ -173,7 +173,7 @@ class _Index:
         yield _State(state.nodes, state.tensors + named, (*state.inputs, name))
 
     def node(self, pattern: Pattern, node: Node, state: _State, claimed: set[str]) -> Iterator[_State]:
-        """A node of the match."""
+        """Match a node."""
         if pattern.name is not None:
             bound = next((known for label, known in state.nodes if label == pattern.name), None)
             if bound is not None:
@@ -200,7 +200,7 @@ class _Index:
     def sequence(
         self, patterns: Sequence[Pattern], names: Sequence[str], state: _State, claimed: set[str]
     ) -> Iterator[_State]:
-        """Every way in which patterns describe tensors, one by one."""
+        """Every way in which patterns match tensors, one by one."""
         if not patterns:
             yield state
             return
@@ -208,20 +208,23 @@ class _Index:
             yield from self.sequence(patterns[1:], names[1:], bound, claimed)
 
     def fits(self, pattern: Pattern, node: Node) -> bool:
-        """Whether the node by itself is what the pattern says."""
+        """Whether the node by itself satisfies the pattern."""
         if pattern.ops and node.op not in pattern.ops:
             return False
         view = NodeView(self.graph, node)
         if pattern.attributes:
             known = view.attributes
-            if any(key not in known or _listed(known[key]) != _listed(value) for key, value in pattern.attributes):
+            if any(
+                key not in known or _tuples_to_lists(known[key]) != _tuples_to_lists(value)
+                for key, value in pattern.attributes
+            ):
                 return False
         if pattern.relu is not None and view.relu is not pattern.relu:
             return False
         return pattern.where is None or _asked(pattern, view, node.name)
 
     def closed(self, state: _State, root: Node) -> bool:
-        """Whether the match can become one node: what it computes inside is read inside only."""
+        """Whether one node can replace the match, because its inner results are only read inside."""
         members = [node for _, node in state.nodes]
         within = Counter(name for node in members for name in node.inputs)
         inside = {node.output for node in members}
@@ -253,6 +256,6 @@ def _asked(pattern: Pattern, subject: Any, name: str) -> bool:
         ) from error
 
 
-def _listed(value: Any) -> Any:
-    """Tuples as lists: JSON knows no tuples."""
-    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _tuples_to_lists(value: Any) -> Any:
+    """Tuples as lists, because JSON has no tuples."""
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

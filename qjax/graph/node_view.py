@@ -1,7 +1,7 @@
-"""A node together with all facts about its tensors, for predicates, a vendor's `prepare` and readers of the graph.
+"""Shows a node with all facts about its tensors, for predicates, a vendor's `prepare` and readers of the graph.
 
-A node's own record is lean: what is the same everywhere (32-bit accumulators) is left out, and what belongs to a tensor
-(scale, zero point, range) is stored there once. `NodeView` brings it together, and `describe` prints it.
+A node's own record is lean: defaults (32-bit accumulators) are left out, and properties of a tensor (scale, zero point,
+range) are stored with the tensor. `NodeView` combines them, and `describe` prints them.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from qjax.ops.channels import weight_to_result
 
 
 class NodeView:
-    """One node and the tensors around it. Arrays may be tracers where the graph is converted inside jit.
+    """One node and the tensors around it. Arrays may be tracers if the graph is converted inside jit.
 
     Args:
-      graph: that the node is part of.
+      graph: the graph that contains the node.
       node: the node.
     """
 
@@ -48,7 +48,7 @@ class NodeView:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that flow in, with shape (None is the batch), dtype and quantization."""
+        """The input tensors, with shape (None is the batch), dtype and quantization."""
         return tuple(self.graph.tensors[name] for name in self.node.inputs)
 
     @property
@@ -58,7 +58,7 @@ class NodeView:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """The node's attributes, and dtype, qmin, qmax of its output and input_dtypes."""
+        """The node's attributes, extended by dtype, qmin and qmax of its output and by input_dtypes."""
         return attributes(self.graph, self.node)
 
     @property
@@ -73,7 +73,7 @@ class NodeView:
 
     @property
     def accumulator(self) -> Accumulator | None:
-        """The register that the node's products or codes are summed in; None where codes only move."""
+        """The register in which the node's products or codes are summed; None if codes only move."""
         if method_of(self.node) is None or self.op == backend.NAME:
             return None
         found = Accumulator.of_json(self.node.attributes.get("accumulator"))
@@ -83,12 +83,12 @@ class NodeView:
 
     @property
     def method(self) -> str | None:
-        """The rule, the formula or the exact sum that makes codes of accumulators; None where codes only move."""
+        """The rule, formula or exact sum that turns accumulators into codes; None if codes only move."""
         return method_of(self.node)
 
     @property
     def weight_scale(self) -> Array:
-        """The kernel's scales, float32, in the shape that broadcasts against the result's trailing axes; () is one."""
+        """The kernel's scales, float32, in a shape that broadcasts against the result's trailing axes; () for one."""
         kernel = self.constant_tensors["kernel"]
         assert kernel.quantization is not None
         if "channels" not in self.node.attributes:
@@ -97,10 +97,10 @@ class NodeView:
 
     @property
     def relu(self) -> bool:
-        """Whether the codes are bounded by the code of 0 below and by nothing above.
+        """Whether the codes are bounded by the code of 0 below and unbounded above.
 
-        A relu is no node of its own: it is the constant `clamp_min` of the node that computes its input, or of a
-        `clamp` where that input has a quantizer of its own.
+        A ReLU is not a node: it is the constant `clamp_min` of the node that computes its input, or of a `clamp` if
+        that input has its own quantizer.
 
         Raises:
           ValueError: inside jit, for a lower bound other than 0, whose code is not known there.
@@ -113,22 +113,22 @@ class NodeView:
             return True
         if isinstance(low, Tracer) or isinstance(zero, Tracer):
             raise ValueError(
-                f"{self.location}: whether {self.name!r} ends in a relu is not known inside jit: its lower bound is a "
-                "constant other than 0. Match on its bounds (where=lambda node: 'clamp_min' in node.constants), and "
-                "let the kernel clamp."
+                f"{self.location}: inside jit it is unknown whether {self.name!r} ends in a relu, because its lower "
+                "bound is a constant other than 0. Match on its bounds (where=lambda node: 'clamp_min' in "
+                "node.constants), and let the kernel clamp."
             )
         return bool(np.array_equal(np.asarray(low), np.asarray(zero)))
 
     @property
     def kind(self) -> str:
-        """The operation as tables call it: its name, or "chip:conv_add_relu" for a backend's kernel."""
+        """The name of the operation in tables: its own, or "chip:conv_add_relu" for a backend's kernel."""
         if self.op != backend.NAME:
             return self.op
         return f"{self.attributes['backend'] or 'fused'}:{self.attributes['pattern']}"
 
     @property
     def arithmetic(self) -> str:
-        """What the node computes in, in short: "int4 weights, int32, bias int32, nearest_even, relu"."""
+        """A short description of the arithmetic: "int4 weights, int32, bias int32, nearest_even, relu"."""
         if self.op == backend.NAME:
             return " + ".join(member.op for member in backend.members_of(self.attributes).values())
         parts: list[str] = []
@@ -151,7 +151,7 @@ class NodeView:
 
 
 def describe(graph: Any) -> str:
-    """Every node with its full attributes, types and constants, as text. Takes an `IntegerGraph` or its `ir`.
+    """Print every node with its full attributes, types and constants, as text.
 
     Args:
       graph: an `IntegerGraph`, or its `ir`.
@@ -196,7 +196,7 @@ _FACTS = ("dtype", "input_dtypes", "qmin", "qmax")
 
 
 def accumulator_text(view: NodeView) -> str:
-    """The register's type, and the bias's: "int32, bias int32"."""
+    """The types of the register and of the bias: "int32, bias int32"."""
     register = view.accumulator
     assert register is not None
     if register == EXACT:

@@ -1,12 +1,12 @@
-"""Patterns: what a subgraph must look like, as Python values.
+"""Patterns: descriptions of subgraphs as Python values.
 
     x, residual = tensor("x"), tensor("residual")
     conv = op("conv", x, name="conv", where=lambda node: node.attributes["groups"] == 1)
     op("add", conv, residual, name="add", relu=True)
 
 A pattern describes the tensor that a node computes, and in turn the tensors that this node reads. `tensor` matches
-anything from outside. A *named* pattern is the same node (or tensor) wherever the name occurs; patterns without a name
-are matched one by one. No node plays two parts in one match; two tensors may be the same.
+anything from outside. A *named* pattern matches the same node (or tensor) wherever the name occurs; patterns without a
+name are matched separately. A node has only one role in a match; two tensors may be the same.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from qjax.graph.node_view import NodeView
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Use `op`, `tensor`, `constant`, `any_of` and `optional` to make one.
+    """A pattern; use `op`, `tensor`, `constant`, `any_of` and `optional` to make one.
 
     Args:
       kind: "op", "tensor", "constant" or "any_of".
-      ops: names of operations, () is any.
-      inputs: patterns, None is any inputs.
+      ops: names of operations, () for any.
+      inputs: patterns, None for any inputs.
       name, where, relu, attributes, commutative: the arguments of `op` and `tensor`.
     """
 
@@ -44,13 +44,13 @@ class Pattern:
         return op(*args, **kwargs)
 
     def walk(self) -> Iterator["Pattern"]:
-        """The pattern and all patterns in it."""
+        """The pattern and all patterns within it."""
         yield self
         for pattern in self.inputs or ():
             yield from pattern.walk()
 
     def roots(self) -> Iterator["Pattern"]:
-        """The patterns that may match the output: the alternatives of `any_of`, else itself."""
+        """The patterns that may match the output: the alternatives of `any_of`, or otherwise itself."""
         if self.kind == "any_of":
             for pattern in self.inputs or ():
                 yield from pattern.roots()
@@ -67,17 +67,17 @@ def op(
     attributes: Mapping[str, Any] | None = None,
     commutative: bool | None = None,
 ) -> Pattern:
-    """A node.
+    """A pattern for a node.
 
     Args:
       kinds: the operation's name (`qjax.ops.names()`), or several, or "*" for any.
-      inputs: a pattern per input; none at all means any inputs, which come from outside.
-      name: how the match calls it, also in the kernel's view.
-      where: a predicate of a `NodeView`. It may look at structure: attributes, dtypes, shapes, which constants there
-        are. Values of constants and scales are not known inside jit, where `qjax.exact` matches too.
-      relu: whether the node's codes end in a fused relu; None does not ask. See `NodeView.relu`.
+      inputs: a pattern per input; without any, all inputs match and come from outside.
+      name: its label in the match, also in the kernel's view.
+      where: a predicate of a `NodeView`. It may use structure: attributes, dtypes, shapes, which constants there are.
+        Values of constants and scales are not known inside jit, where `qjax.exact` matches too.
+      relu: whether the node's codes end in a fused ReLU; None accepts both. See `NodeView.relu`.
       attributes: values that the node's attributes must have.
-      commutative: whether the two inputs may come the other way round; None: for additions and multiplications.
+      commutative: whether the two inputs may be swapped; None: in additions and multiplications.
     """
     names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     unknown = set(names) - {*ops.names(), "*"}
@@ -91,14 +91,14 @@ def op(
     _check_name(name)
     fixed = tuple(sorted((attributes or {}).items()))
     chosen = () if "*" in names else names
-    return _checked(Pattern("op", chosen, tuple(inputs) or None, name, where, relu, fixed, commutative))
+    return _check_names(Pattern("op", chosen, tuple(inputs) or None, name, where, relu, fixed, commutative))
 
 
 def tensor(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
-    """Any tensor from outside of the match; it becomes an input of it. The same name twice is the same tensor.
+    """A pattern for any tensor from outside the match, which becomes an input; one name always means one tensor.
 
     Args:
-      name: how a match refers to it.
+      name: its name in the match.
       where: (tensor) -> whether it may match.
     """
     _check_name(name)
@@ -106,10 +106,10 @@ def tensor(name: str | None = None, *, where: Callable[[Tensor], Any] | None = N
 
 
 def constant(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
-    """A tensor that carries data and is read like an activation. A node's kernel and bias need no pattern.
+    """A pattern for a constant that is read like an activation; a node's kernel and bias need no pattern.
 
     Args:
-      name: how a match refers to it.
+      name: its name in the match.
       where: (tensor) -> whether it may match.
     """
     _check_name(name)
@@ -117,16 +117,16 @@ def constant(name: str | None = None, *, where: Callable[[Tensor], Any] | None =
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """One of several patterns; the earliest that leads to a match is taken."""
+    """A pattern for one of several patterns; the first that leads to a match is used."""
     if not patterns:
         raise ValueError("any_of: expected at least one pattern, got none.")
     for pattern in patterns:
         _require(pattern, "any_of: an alternative")
-    return _checked(Pattern("any_of", inputs=tuple(patterns)))
+    return _check_names(Pattern("any_of", inputs=tuple(patterns)))
 
 
 def optional(pattern: Pattern) -> Pattern:
-    """The node of an `op` pattern, or nothing: then its only input is matched in its place.
+    """A pattern for an `op` or nothing: without the node, its only input is matched in its place.
 
     Args:
       pattern: an `op` pattern.
@@ -151,10 +151,10 @@ def _require(pattern: Any, what: str) -> None:
 
 def _check_name(name: Any) -> None:
     if name is not None and (not isinstance(name, str) or not name or "/" in name or "#" in name):
-        raise ValueError(f"A pattern's name is a string without '/' and '#'. Got {name!r}.")
+        raise ValueError(f"name: expected a string without '/' and '#' as a pattern's name, got {name!r}.")
 
 
-def _checked(pattern: Pattern) -> Pattern:
+def _check_names(pattern: Pattern) -> Pattern:
     named: dict[str, Pattern] = {}
     for part in pattern.walk():
         if part.name is not None and named.setdefault(part.name, part) != part:

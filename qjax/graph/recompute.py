@@ -1,9 +1,9 @@
-"""What the nodes of a program compute, beside what its tensors state: for graphs that come from files.
+"""Recomputes what the nodes of a program return and compares it with its tensors, for graphs that come from files.
 
-A file's shapes, dtypes and ranges are claims. The emitters lay out memory by them and leave out checks that they make
-unnecessary, so a false one would write beyond an array. Here every kernel is traced without being run, at two sizes of
-the batch, and what it returns is compared. What no kernel can be traced with (a constant or an attribute that is
-missing, or that cannot be) is found at the same time.
+A file's shapes, dtypes and ranges are claims. The emitters lay out memory by them and omit checks that they make
+unnecessary, so a false claim would cause writes beyond an array. Here every kernel is traced without being run, at two
+batch sizes, and its result is compared. This also finds whatever prevents a kernel from being traced (a constant or an
+attribute that is missing or impossible).
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from qjax.graph.check import GraphError, check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 
 MAX_ELEMENTS = 2**31 - 1
-"""Of a tensor, per example: places within one are int32 in every runtime."""
+"""The most elements of a tensor per example, because indices within one are int32 in every runtime."""
 _BATCHES = ((2, 3), (20_160, 40_320))
-"""The second pair is for graphs that divide the batch: it has every divisor up to 10, and all powers of 2 up to 64."""
+"""Pairs of batch sizes. The second, for graphs that divide the batch, has all divisors up to 10, and 2^k up to 64."""
 
 
 def check_computed(graph: Graph) -> Graph:
-    """Verify in addition to `check_integer` that shapes, dtypes and ranges are those that the nodes compute.
+    """Check in addition to `check_integer` that shapes, dtypes and ranges are those that the nodes compute.
 
     Raises:
-      GraphError: names the node or the tensor, what it states and what is computed.
+      GraphError: they are not; the message names the node or the tensor, what it states and what is computed.
     """
     check_integer(graph)
     for tensor in graph.tensors.values():
@@ -41,7 +41,7 @@ def check_computed(graph: Graph) -> Graph:
             raise GraphError(
                 f"Tensor {tensor.name!r}: expected one scale, because only constants have scales of their channels."
             )
-    # tracing every kernel is what costs, and an emitter that hands a graph on would do it twice
+    # Tracing every kernel is expensive, and an emitter that passes a graph on would do it twice.
     stated = (*graph.tensors.values(), *graph.nodes)
     known = _traced.get(graph, ())
     if len(known) != len(stated) or any(a is not b for a, b in zip(known, stated, strict=True)):
@@ -53,7 +53,7 @@ def check_computed(graph: Graph) -> Graph:
 
 
 _traced: weakref.WeakKeyDictionary[Graph, tuple[Tensor | Node, ...]] = weakref.WeakKeyDictionary()
-"""The tensors and nodes of each graph whose kernels were traced, since its mappings can be changed."""
+"""The tensors and nodes of each graph whose kernels were traced, because its mappings can be changed."""
 
 
 def _check_kernels(graph: Graph) -> None:
@@ -70,12 +70,12 @@ def _check_kernels(graph: Graph) -> None:
 
 
 class _NoKernel(Exception):
-    """A kernel that cannot be traced, perhaps at this size of the batch only."""
+    """A kernel cannot be traced, perhaps only at this batch size."""
 
 
 @contextlib.contextmanager
-def _named(place: str) -> Generator[None]:
-    """A kernel trusts its node, so a field that cannot be fails anywhere inside, as a batch that does not divide."""
+def _name_errors(place: str) -> Generator[None]:
+    """Names the node in errors: a kernel trusts its node, so bad fields, like a bad batch size, can fail anywhere."""
     try:
         yield
     except Exception as error:
@@ -84,18 +84,18 @@ def _named(place: str) -> Generator[None]:
 
 
 def _check_shapes(graph: Graph, batch: int) -> None:
-    """Compare what the kernels return at one size of the batch."""
+    """Compare the shapes that the kernels return at one batch size."""
     places = {node.name: f"Node {node.name!r} ({node.op})" for node in graph.nodes}
     keeps = True
     for node in graph.nodes:
-        with _named(places[node.name]):
+        with _name_errors(places[node.name]):
             keeps = keeps and keeps_size(graph, node)
     computed = {node.output for node in graph.nodes}
     found = {name: input_shape(t.shape, batch) for name, t in graph.tensors.items() if name not in computed}
     known: dict[object, jax.ShapeDtypeStruct] = {}
     for node in graph.nodes:
         place, stated, inputs = places[node.name], graph.tensors[node.output], [found[name] for name in node.inputs]
-        with _named(place), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        with _name_errors(place), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
             made = result_of(graph, node, inputs, known)
         shape = tuple(made.shape)
         if made.dtype != np.dtype(stated.dtype):
@@ -111,7 +111,7 @@ def _check_shapes(graph: Graph, batch: int) -> None:
 
 
 def _is(stated: Sequence[int | None], shape: Sizes, batch: int | None) -> bool:
-    """Whether a shape is as it was stated; batch: the size of a free axis, None: any."""
+    """Whether a shape is as stated. batch: the size of a free axis, None for any."""
     if len(stated) != len(shape):
         return False
     free = shape if batch is None else (batch,) * len(shape)
@@ -119,9 +119,9 @@ def _is(stated: Sequence[int | None], shape: Sizes, batch: int | None) -> bool:
 
 
 def _check_range(graph: Graph, node: Node) -> None:
-    """Compare the range of the result, by which later nodes leave out checks, with where its codes come from.
+    """Compare the range of the result, by which later nodes omit checks, with the origin of its codes.
 
-    Kernels of producers clip to the stated range, apart from tables. Other operations only move codes.
+    Kernels of producers clip to the stated range, except for tables. Other operations only move codes.
     """
     op, output = ops.get(node.op), graph.tensors[node.output]
     q, place = output.quantization, f"Node {node.name!r} ({node.op})"
@@ -134,7 +134,7 @@ def _check_range(graph: Graph, node: Node) -> None:
     if moves:
         inputs = [] if op.sizes_only else [graph.tensors[name] for name in node.inputs]
         for tensor in (*inputs, *constants.values()):
-            # what has no scale is an index, a mask, or a constant whose codes are looked at below
+            # A tensor without a scale is an index, a mask, or a constant whose codes are checked below.
             plain = tensor.quantization is None and (op.chooses or tensor.dtype == "bool" or tensor.value is not None)
             own = tensor.quantization
             if not plain and (own is None or own.qmin < q.qmin or own.qmax > q.qmax):

@@ -1,6 +1,6 @@
-"""How a node makes codes of its accumulators, in words: one phrase per rule of requantization and per formula.
+"""Describes in words how a node turns accumulators into codes: one phrase per rule of requantization and per formula.
 
-A phrase continues "the target ...". What has none (a rule or a formula of the user's own) is called by its name.
+A phrase continues "the target ...". A rule or formula of the user's own has no phrase, and is called by its name.
 """
 
 from collections.abc import Mapping
@@ -105,9 +105,9 @@ _TIES = {
 
 
 def method_of(node: Node) -> str | None:
-    """The name of what finishes a node: a rule, a formula, "exact sum (ROUNDING)", or a backend's kernel.
+    """The name of a node's last step: a rule, a formula, "exact sum (ROUNDING)", or a backend's kernel.
 
-    None where codes only move. A fused node without a backend has its members' methods, "conv: float32, add: ...".
+    None if codes only move. A fused node without a backend has its members' methods, "conv: float32, add: ...".
     """
     if node.op == backend.NAME:
         if node.attributes["backend"] is not None:
@@ -127,7 +127,7 @@ def method_of_attributes(attributes: Mapping[str, Any]) -> str | None:
 
 
 def rule_phrase(name: str) -> str:
-    """What a rule of requantization does; for a name that is not known here, the name."""
+    """What a rule of requantization does; the name itself if the rule is unknown."""
     if name in RULES:
         return RULES[name]
     family, *parameters = name.split(":")

@@ -1,7 +1,7 @@
-"""A graph's state: an argument of the call whose next value is a part of the result, such as a cache.
+"""The state of a graph: an argument of the call whose next value is a part of the result, such as a cache.
 
-Both have the same scales and zero points, so the codes that one call returns are those that the next call reads. A
-graph's metadata says where the state is. `IntegerGraph.step` and the emitter of C read it from there.
+Both have the same scales and zero points, so the codes that one call returns are those that the next call reads. The
+graph's metadata record where the state is; `IntegerGraph.step` and the emitter of C read it from there.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ STATE = "state"
 Asked: TypeAlias = str | int | tuple[str | int, str | int | None]
 """The argument's name or position; or both the argument and the key of the result that is its next value.
 
-Alone, its next value is what the result has under the argument's name, else the only part that looks like it.
+With the argument alone, its next value is the result's part with the same name, or the only part that looks like it.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """Where a call has its state. argument: its position. result: a key of the result; None: the whole result."""
+    """Where a call has its state. argument: its position. result: a key of the result; None for the whole result."""
 
     argument: int
     result: int | str | None
@@ -41,7 +41,7 @@ class Where:
         return result if self.result is None else result[self.result]
 
     def split(self, result: Any) -> tuple[Any, Any]:
-        """What else a call returns, and its state. Of a pair, what else is the other one; of all others, those left."""
+        """Split a result into everything else and the state; of a pair, everything else is the other element."""
         state = self.part(result)
         if self.result is None:
             return None, state
@@ -54,7 +54,7 @@ class Where:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One array of the state. input: its name among the graph's inputs; None: the graph does not read it.
+    """One array of the state. input: its name among the graph's inputs, or None if the graph does not read it.
 
     output: the position of its next value among the graph's outputs.
     """
@@ -63,19 +63,19 @@ class Part:
     output: int
 
     def tensor(self, graph: Graph) -> Tensor:
-        """The tensor that says the array's shape, dtype and quantization."""
+        """The tensor with the array's shape, dtype and quantization."""
         return graph.tensors[graph.outputs[self.output] if self.input is None else self.input]
 
 
-def located(asked: Asked, names: Sequence[str], args: Sequence[Any], result: Any) -> Where:
-    """Where the state is that `convert` was asked for.
+def locate(asked: Asked, names: Sequence[str], args: Sequence[Any], result: Any) -> Where:
+    """Find the state that `convert` was asked for.
 
     Args:
       names: of the arguments, as far as they are known. args: those of the call.
       result: what it returns, with a shape and a dtype for every array.
 
     Raises:
-      ValueError: no such argument; a Python value within it; no part of the result that is its next value, or several.
+      ValueError: there is no such argument; it contains a Python value; no part, or several, can be its next value.
     """
     wanted, key = asked if isinstance(asked, tuple) else (asked, ...)
     known = [*names[: len(args)], *(str(i) for i in range(len(names), len(args)))]
@@ -93,7 +93,9 @@ def located(asked: Asked, names: Sequence[str], args: Sequence[Any], result: Any
             f"convert: state: expected arrays only in the argument {name!r}, got {kinds}. Pass an empty state as "
             "arrays of zeros."
         )
-    found = [part for part, value in _parts(result) if (key is ... or part == key) and _alike(value, args[position])]
+    found = [
+        part for part, value in _parts(result) if (key is ... or part == key) and _looks_alike(value, args[position])
+    ]
     found = [name] if name in found else found
     if len(found) != 1:
         listed = f"the parts {', '.join(map(repr, found))} of the result have" if found else "no part of the result has"
@@ -112,7 +114,7 @@ def _parts(result: Any) -> Iterator[tuple[int | str | None, Any]]:
     yield None, result
 
 
-def _alike(part: Any, state: Any) -> bool:
+def _looks_alike(part: Any, state: Any) -> bool:
     if jax.tree.structure(part) != jax.tree.structure(state):
         return False
     pairs = zip(jax.tree.leaves(part), jax.tree.leaves(state), strict=True)
@@ -123,31 +125,31 @@ def _kind(dtype: DTypeLike) -> str:
     return "float" if jax.dtypes.issubdtype(dtype, np.floating) else np.dtype(dtype).kind
 
 
-def closed(graph: Graph, inputs: Sequence[str], leaves: Sequence[Any]) -> Graph:
-    """The quantized graph with every part of the next state on the grid of the state.
+def share_quantizers(graph: Graph, inputs: Sequence[str], leaves: Sequence[Any]) -> Graph:
+    """Put every part of the next state of a quantized graph on the grid of the state.
 
     Args:
-      inputs: names of the state's arrays. leaves: of each, the next value: a position among the graph's outputs, or an
-        array that depends on no input.
+      inputs: names of the state's arrays. leaves: their next values: a position among the graph's outputs, or an array
+        that depends on no input.
 
     Raises:
-      ConversionError: a next value that has no codes, or codes of another kind.
+      ConversionError: a next value has no codes, or codes of another kind.
     """
     tensors, nodes, outputs = dict(graph.tensors), list(graph.nodes), list(graph.outputs)
     names = Names(between="#", beside=tensors)
     for name, leaf in zip(inputs, leaves, strict=True):
         if not isinstance(leaf, int):
-            raise _refused(
+            raise _state_error(
                 name, "is a constant", "Return a value that the call computes, or leave it out of the state."
             )
         before, after = tensors.get(name), tensors[outputs[leaf]]
         if before is None or (before.quantization is after.quantization and before.dtype == after.dtype):
-            continue  # a state that is not read has the quantizer of what is written into it
+            continue  # a state that is not read has the quantizer of the value that is written to it
         if before.quantization is None or after.quantization is None:
             kinds = [
                 "floats" if t.dtype == REAL_DTYPE else "codes" if t.quantization else t.dtype for t in (before, after)
             ]
-            raise _refused(name, f"is {kinds[1]}, and the state {kinds[0]}", "Quantize both, or make both FLOAT.")
+            raise _state_error(name, f"is {kinds[1]}, and the state {kinds[0]}", "Quantize both, or make both FLOAT.")
         label, sums = names.free(f"{name}/next"), names.free(f"{name}/next/accumulator")
         tensors[sums] = Tensor(sums, after.shape, "int32")
         tensors[label] = Tensor(label, after.shape, before.dtype, before.quantization)
@@ -159,7 +161,7 @@ def closed(graph: Graph, inputs: Sequence[str], leaves: Sequence[Any]) -> Graph:
     return graph.replace(tensors=tensors, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
-def _refused(name: str, what: str, cure: str) -> ConversionError:
+def _state_error(name: str, what: str, cure: str) -> ConversionError:
     return ConversionError(f"The next value of the state {name!r} {what}", cure)
 
 
@@ -167,7 +169,7 @@ def _refused(name: str, what: str, cure: str) -> ConversionError:
 
 
 def where(graph: Graph) -> Where:
-    """Where the state is. Raises a ValueError for a graph without one."""
+    """Find the state of a finished graph. Raises a ValueError for a graph without one."""
     known = graph.metadata.get(STATE)
     if known is None:
         raise ValueError(
@@ -177,7 +179,7 @@ def where(graph: Graph) -> Where:
 
 
 def parts(graph: Graph) -> list[Part]:
-    """The arrays of the state, in the order in which `arrays_of` finds them; none for a graph without a state."""
+    """The arrays of the state, in the order of `arrays_of`; empty for a graph without a state."""
     if graph.metadata.get(STATE) is None:
         return []
     place = where(graph)
@@ -196,7 +198,7 @@ def _at(structure: Any, key: int | str | None) -> Any:
 
 
 def check(graph: Graph, state: Any, place: Where) -> None:
-    """Raise a TypeError where a state has another structure than the one that the model was converted with."""
+    """Raise a TypeError if a state has another structure than the one with which the model was converted."""
     structure = ["tuple", [_at(graph.metadata["input_structure"], place.argument)]]
     if graph.call is not None and jax.tree.structure(state) == graph.call.arguments[place.argument]:
         state = plain(state)
@@ -204,7 +206,7 @@ def check(graph: Graph, state: Any, place: Where) -> None:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """The leaves of a state in the order of `parts`: dicts in their own order of keys, not in that of JAX."""
+    """The leaves of a state in the order of `parts`: dicts in their own order of keys, not in JAX's."""
     found = plain(tree)
     if is_leaf(found):
         return [found]
@@ -213,21 +215,21 @@ def arrays_of(tree: Any) -> list[Any]:
 
 
 def tree_of(graph: Graph, arrays: Sequence[Any]) -> Any:
-    """A state as the model takes it, of its arrays in the order of `parts`."""
+    """A state as the model takes it, from its arrays in the order of `parts`."""
     place = where(graph)
     if graph.call is None:
         given = iter(arrays)
-        return _filled(_at(graph.metadata["input_structure"], place.argument), lambda: next(given))
+        return _fill_structure(_at(graph.metadata["input_structure"], place.argument), lambda: next(given))
     tree = graph.call.arguments[place.argument]
     order = arrays_of(jax.tree.unflatten(tree, range(tree.num_leaves)))
     return jax.tree.unflatten(tree, [arrays[order.index(index)] for index in range(tree.num_leaves)])
 
 
-def _filled(structure: Any, leaf: Callable[[], Any]) -> Any:
+def _fill_structure(structure: Any, leaf: Callable[[], Any]) -> Any:
     if structure is None or isinstance(structure, int):
         return leaf()
     kind, items = structure
     if kind == "dict":
-        return {key: _filled(value, leaf) for key, value in items}
-    values = [_filled(value, leaf) for value in items]
+        return {key: _fill_structure(value, leaf) for key, value in items}
+    values = [_fill_structure(value, leaf) for value in items]
     return tuple(values) if kind == "tuple" else values

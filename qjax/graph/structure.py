@@ -1,10 +1,12 @@
-"""The structure of a call's arguments or results, for a graph in memory and, as JSON, for an artifact to hold.
+"""The structure of a call's arguments or results, in memory and as JSON in an artifact.
 
-In JSON a leaf is an int, the position of an array. Among the arguments None is an array that the graph does not
-read, and ["value", [type, repr]] for a Python value: it is part of the program that the model was traced to, so a call
-with another value is an error. In a result None is None, and ["constant", [dtype, shape, hexadecimal bytes]]
-for an array that depends on no input. A class of the user's own, any registered pytree, is a dict of its fields there,
-or a list where they have no names: `Call` keeps the class, as long as the process lives.
+In JSON a leaf is an int, the position of an array. Among the arguments, None is an array that the graph does not read,
+and ["value", [type, repr]] is a Python value. It is part of the traced program, so a call with another value is an
+error. In a result, None is None, and ["constant", [dtype, shape, hexadecimal bytes]] is an array that depends on no
+input. An instance of a user's class (any registered pytree) is a dict of its fields, or a list if they have no names;
+`Call` keeps the class for the lifetime of the process.
+
+    {"a": x, "b": (y, 3)}  ->  ["dict", [["a", 0], ["b", ["tuple", [1, ["value", ["int", "3"]]]]]]]
 """
 
 import dataclasses
@@ -20,10 +22,10 @@ from qjax.support.batches import WITHOUT_LABELS
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """What the model takes and returns.
+    """The arguments and results of the model.
 
-    arguments: the pytree of each. returned: the pytree of the result. leaves: its leaves, each the position of one of
-    the graph's outputs, or an array that depends on no input.
+    arguments: the pytree of each argument. returned: the pytree of the result. leaves: its leaves, each the position of
+    one of the graph's outputs, or an array that depends on no input.
     """
 
     arguments: tuple[Any, ...]
@@ -31,17 +33,17 @@ class Call:
     leaves: tuple[Any, ...]
 
     def result(self, outputs: Sequence[Any]) -> Any:
-        """The outputs of a graph as the model returns them."""
+        """The outputs of a graph in the form that the model returns."""
         return jax.tree.unflatten(self.returned, [outputs[x] if isinstance(x, int) else x for x in self.leaves])
 
     def without_classes(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Arguments with dicts for classes of the user's own, where they are those that the model was traced with."""
+        """Arguments in which dicts replace the user's classes with which the model was traced."""
         known = [*self.arguments, *(None for _ in range(len(args) - len(self.arguments)))]
         return tuple(plain(x) if jax.tree.structure(x) == tree else x for x, tree in zip(args, known, strict=False))
 
 
 def plain(tree: Any) -> Any:
-    """The same with dicts, lists and tuples for classes of the user's own."""
+    """The same tree with dicts, lists and tuples instead of the user's classes."""
     if tree is None or is_leaf(tree):
         return tree
     if isinstance(tree, tuple):
@@ -52,7 +54,7 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, list) or any(isinstance(path[0], _UNNAMED) for path, _ in entries):
         return values
     made = {str(name): value for name, value in zip(names, values, strict=True)}
-    # A dict keeps its own order of keys.
+    # A dict keeps its own order of keys, which JAX would sort.
     return {str(key): made[str(key)] for key in tree} if type(tree) is dict else made
 
 
@@ -79,7 +81,7 @@ def describe(tree: Any) -> Any:
 
 
 def rebuild(structure: Any, leaves: Sequence[Any]) -> Any:
-    """The inverse, with `leaves` in the positions."""
+    """Undo `describe`, with `leaves` in the positions."""
     if structure is None:
         return None
     if isinstance(structure, int):
@@ -95,10 +97,10 @@ def rebuild(structure: Any, leaves: Sequence[Any]) -> Any:
 
 
 def positions(structure: Any, where: str) -> list[int | None]:
-    """The leaves of a structure that a file states, in its own order; None for an array that is not read.
+    """The leaves of a structure in a file, in its own order; None for an array that is not read.
 
     Raises:
-      ValueError: it is no such structure; where: what it is, for the message.
+      ValueError: it is not a valid structure. where: its name in the message.
     """
     if structure is None or type(structure) is int:
         return [structure]
@@ -124,13 +126,13 @@ def positions(structure: Any, where: str) -> list[int | None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """The place of an array of the arguments among the graph's inputs; None: it is no input."""
+    """The position of an array among the graph's inputs; None if it is not an input."""
 
     position: int | None
 
 
 def describe_arguments(args: tuple[Any, ...], positions: Sequence[int | None]) -> Any:
-    """A call's arguments; positions: of each of its arrays among the graph's inputs, None for one that is not read."""
+    """A call's arguments as JSON. positions: of their arrays among the graph's inputs, None if not read."""
 
     def read(tree: Any) -> Any:
         if is_static(tree):
@@ -142,7 +144,7 @@ def describe_arguments(args: tuple[Any, ...], positions: Sequence[int | None]) -
         if isinstance(tree, (list, tuple)):
             values = [read(value) for value in cast("Sequence[Any]", tree)]
             return ["tuple" if isinstance(tree, tuple) else "list", values]
-        raise TypeError(f"The call takes a {type(tree).__name__}; a graph knows arrays and trees of them.")
+        raise TypeError(f"The call takes a {type(tree).__name__}; a graph supports arrays and trees of them.")
 
     found = iter(positions)
     leaves, tree = jax.tree.flatten(args)
@@ -151,12 +153,12 @@ def describe_arguments(args: tuple[Any, ...], positions: Sequence[int | None]) -
 
 
 def is_static(value: Any) -> bool:
-    """Whether an argument is a Python value, which tracing makes part of the program."""
+    """Whether an argument is a Python value, which becomes part of the traced program."""
     return value is None or isinstance(value, (bool, int, float, str, np.generic))
 
 
 def _fixed(value: Any) -> list[str]:
-    """A Python value as JSON: its type and its repr, so that True is not 1, nor 0.0 the same as -0.0."""
+    """A Python value as JSON: its type and its repr, so that True differs from 1, and 0.0 from -0.0."""
     value = value.item() if isinstance(value, np.generic) else value
     return [type(value).__name__, repr(value)]
 
@@ -164,7 +166,7 @@ def _fixed(value: Any) -> list[str]:
 def flatten_arguments(structure: Any, args: Sequence[Any], count: int) -> list[Any]:
     """The `count` arrays of a call in the order of the graph's inputs.
 
-    Arguments behind the last array that is read may be left out; a Python value must be the one of the conversion.
+    Arguments after the last array that is read may be left out; Python values must be those of the conversion.
 
     Raises:
       TypeError: a part of the arguments has another structure, or another Python value.
@@ -173,14 +175,16 @@ def flatten_arguments(structure: Any, args: Sequence[Any], count: int) -> list[A
     items = structure[1]
     needed = max((index + 1 for index, item in enumerate(items) if _reads(item)), default=0)
     if not needed <= len(args) <= len(items):
-        raise TypeError(f"The graph takes {_described(structure)} as its arguments, got {len(args)}. {WITHOUT_LABELS}")
+        raise TypeError(
+            f"The graph takes {_describe_kind(structure)} as its arguments, got {len(args)}. {WITHOUT_LABELS}"
+        )
     for index, (item, value) in enumerate(zip(items, args, strict=False)):
         _match(item, value, f"argument {index}", found)
     return [found[index] for index in range(count)]
 
 
 def _reads(structure: Any) -> bool:
-    """Whether a part of the arguments holds an array that the graph reads."""
+    """Whether a part of the arguments contains an array that the graph reads."""
     if structure is None or isinstance(structure, int):
         return structure is not None
     kind, items = structure
@@ -192,7 +196,7 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
         if is_static(tree) or not is_leaf(tree):
             raise TypeError(
                 f"The graph's {where}: expected an array (one that the graph does not read), got {_named(tree)}. "
-                "Another argument there may make another program of the model: convert with it, or leave it out."
+                "Another argument there may lead to another program: convert with it, or leave it out."
             )
         return
     if isinstance(structure, int):
@@ -208,7 +212,7 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
                 "Python value is part of the program: convert a graph for each value."
             )
         return
-    wanted = f"The graph's {where}: expected {_described(structure)}, got "
+    wanted = f"The graph's {where}: expected {_describe_kind(structure)}, got "
     if kind == "dict":
         if not isinstance(tree, Mapping):
             raise TypeError(wanted + f"{type(tree).__name__}{_own(tree)}.")
@@ -232,7 +236,7 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
 
 
 def _own(tree: Any) -> str:
-    """What to do with an instance of a class of the user's own that the graph does not know."""
+    """The cure for an instance of a user's class that the graph does not know."""
     if is_leaf(tree):
         return ""
     return (
@@ -242,7 +246,7 @@ def _own(tree: Any) -> str:
 
 
 def is_leaf(tree: Any) -> bool:
-    """Whether it is one leaf: neither None nor a pytree with parts."""
+    """Whether it is a single leaf: neither None nor a pytree with parts."""
     return jax.tree_util.all_leaves([tree])
 
 
@@ -251,22 +255,22 @@ def _named(value: Any) -> str:
     return _fixed(value)[1] if is_static(value) else type(value).__name__
 
 
-def _described(structure: Any) -> str:
+def _describe_kind(structure: Any) -> str:
     if structure is None or isinstance(structure, int):
         return "array"
     kind, items = structure
     if kind == "value":
         return items[1]
     if kind == "dict":
-        return "{" + ", ".join(f"{key!r}: {_described(item)}" for key, item in items) + "}"
-    inner = ", ".join(_described(item) for item in items)
+        return "{" + ", ".join(f"{key!r}: {_describe_kind(item)}" for key, item in items) + "}"
+    inner = ", ".join(_describe_kind(item) for item in items)
     return f"({inner})" if kind == "tuple" else f"[{inner}]"
 
 
 def split_arguments(args: tuple[Any, ...]) -> tuple[list[Any], Hashable]:
-    """The arrays of a call, and all the rest: structure and Python values. `join_arguments` is the inverse.
+    """Split a call's arguments into its arrays and the rest (structure and Python values); see `join_arguments`.
 
-    The rest tells True from 1 and from 1.0, and 0.0 from -0.0: a cache with it as the key keeps them apart.
+    The rest distinguishes True from 1 and from 1.0, and 0.0 from -0.0, so that it can be the key of a cache.
     """
     leaves, tree = jax.tree.flatten(args)
     static = tuple(
@@ -276,7 +280,7 @@ def split_arguments(args: tuple[Any, ...]) -> tuple[list[Any], Hashable]:
 
 
 def join_arguments(arrays: Sequence[Any], rest: Any) -> tuple[Any, ...]:
-    """The arguments of a call from its arrays and the rest."""
+    """Undo `split_arguments`."""
     tree, static = rest
     given = iter(arrays)
     return jax.tree.unflatten(tree, [next(given) if other is None else other[-1] for other in static])
@@ -285,7 +289,7 @@ def join_arguments(arrays: Sequence[Any], rest: Any) -> tuple[Any, ...]:
 def sample_like(sample: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A sample for a call: the sample itself, with the Python values of the call.
 
-    A call with its arrays in other places has a sample of zeros.
+    If the call has its arrays in other places, the sample consists of zeros.
     """
     (own, own_rest), (arrays, rest) = split_arguments(sample), split_arguments(args)
     (own_tree, own_static), (tree, static) = cast("tuple[Any, Any]", own_rest), cast("tuple[Any, Any]", rest)

@@ -1,4 +1,4 @@
-"""Errors about what has no integer form: they name the primitive, the user's line and the cure."""
+"""Errors for what has no integer form: they name the primitive, the user's line and the cure."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from qjax.tracing import Composite, Equation
 
 
 class ConversionError(Unsupported):
-    """The model holds something that has no integer form; the message says where and what to do."""
+    """A part of the model has no integer form; the message names the place and the cure."""
 
 
 _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."
@@ -89,7 +89,7 @@ _CURES = {
 
 
 def problem_of(eqn: Equation) -> str:
-    """What has no integer form, on which shapes, and where."""
+    """Describe what has no integer form, with its shapes and its place."""
     return f"{eqn.where}: {_reason(eqn)}."
 
 
@@ -104,7 +104,7 @@ def _reason(eqn: Equation) -> str:
 
 
 def cures_of(eqn: Equation) -> tuple[str, str]:
-    """Two ways out, the first for this primitive."""
+    """Two cures, the first specific to this primitive."""
     possible = eqn.scope and all(primitive in float_programs.STEPS for primitive in _primitives(eqn))
     second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
     unsigned = bool(eqn.out_dtypes) and eqn.out_dtypes[0] == np.uint32
@@ -127,7 +127,7 @@ def _primitives(eqn: Equation) -> list[str]:
 
 
 def unsupported(eqn: Equation) -> ConversionError:
-    """An equation without an integer form."""
+    """The error for an equation without an integer form."""
     return ConversionError(_reason(eqn), " ".join([*cures_of(eqn), _EXPLAIN]), where=eqn.where)
 
 
@@ -135,7 +135,7 @@ _EXPLAIN = "qjax.explain(model, sample) lists everything of this kind at once."
 
 
 def stacked(eqn: Equation) -> ConversionError:
-    """What a scan stacks."""
+    """The error for the outputs that a scan stacks."""
     return ConversionError(
         "the outputs that a scan stacks have no integer form yet; only its carry has.", where=eqn.where
     )

@@ -1,4 +1,4 @@
-"""How a target computes one product with weights: its kind, its rule's variant, its accumulator."""
+"""Chooses how a target computes one product with weights: its kind, the variant of its rule, its accumulator."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from qjax.ops.facts import ProductFacts
 def arithmetic_of(
     node: Node, kernel: Tensor, x: tuple[int | None, ...], rule: str, target: targets.Target
 ) -> dict[str, Any]:
-    """The attributes "rule" and, unless it is exact, "accumulator"; x: the shape of the activations."""
+    """The attribute "rule" and, unless the sum is exact, "accumulator". x: the shape of the activations."""
     found, product = get_rule(rule), facts_of(node).described(node.attributes, kernel.shape, x)
     attributes: dict[str, Any] = {"rule": found.name if found.variant is None else found.variant(product)}
     accumulator = _accumulator(node, kernel, product, target)
@@ -23,7 +23,7 @@ def arithmetic_of(
 
 
 def scale_in_rank(kernel: Tensor) -> Any:
-    """A weight's scale in the weight's rank, size 1 along the axes that it does not run along."""
+    """A weight's scale with the weight's rank, and size 1 along the axes that share a scale."""
     assert kernel.quantization is not None
     axes = kernel.quantization.axes
     return kernel.quantization.scale.reshape(
@@ -32,12 +32,12 @@ def scale_in_rank(kernel: Tensor) -> Any:
 
 
 def kind_of(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
-    """Which of a target's choices a product with weights follows."""
+    """Which of a target's settings applies to a product with weights."""
     return facts_of(node).kind(node.attributes, kernel.shape)
 
 
 def facts_of(node: Node) -> ProductFacts:
-    """What the operation of a node with a kernel states about products."""
+    """What the operation of a node with a kernel declares about products."""
     op = get(node.op)
     assert isinstance(op, ProductFacts), node.op
     return op

@@ -1,7 +1,9 @@
-"""From the annotated program to the quantized graph, one node per equation.
+"""Lowers the annotated program to the quantized graph, one node per equation.
 
-Accumulators and the steps behind them are separate nodes here and carry real constants; `assign` folds them for a
-target. What has no integer form is an error that names the primitive and the user's line.
+Accumulators and the steps after them are separate nodes here, with float constants; `assign` folds them for a target.
+An equation without an integer form is an error that names the primitive and the user's line.
+
+    y = relu(x @ w + b)   ->   a = dot(x, w); c = add(a, b); d = relu(c); y = quantize(d)
 """
 
 from collections.abc import Sequence
@@ -38,8 +40,8 @@ def lower(
     """Build the quantized graph.
 
     Args:
-      args: per program input: the array of a constant (or, when only the structure is wanted, a
-        `jax.ShapeDtypeStruct`); ignored for data.
+      args: per program input: the array of a constant (or a `jax.ShapeDtypeStruct` if only the structure is needed);
+        ignored for data.
     """
     program, annotation = products_before_loops(program, annotation)
     builder = Builder(annotation, params_of)
@@ -58,7 +60,7 @@ def lower(
 
 
 def _inputs(builder: Builder, program: Program, args: Sequence[Any], names: Sequence[str]) -> tuple[Env, list[str]]:
-    """What the program's inputs are, and the names of the data among them in order."""
+    """The lowered form of the program's inputs, and the names of the data among them in order."""
     env: Env = {}
     order: list[str] = []
     for value, arg, name in zip(program.inputs, args, names, strict=True):
@@ -80,7 +82,7 @@ def _inputs(builder: Builder, program: Program, args: Sequence[Any], names: Sequ
 
 
 def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The tensors that the program returns; and, per output, its position among them or its constant."""
+    """The tensors that the program returns; and for each output its position among them, or its constant."""
     outputs: list[str] = []
     leaves: list[Any] = []
     for value in program.outputs:
@@ -91,7 +93,7 @@ def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, .
             leaves.append(len(outputs))
             outputs.append(found.tensor)
         elif isinstance(found, Constant):
-            leaves.append(_returned(found.value))
+            leaves.append(_as_result(found.value))
         else:
             name = f" its input {found.name!r}" if isinstance(found, Real) else " what is not quantized"
             raise ConversionError(
@@ -100,15 +102,15 @@ def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, .
     return tuple(outputs), tuple(leaves)
 
 
-def _returned(value: Any) -> Any:
-    """A constant as a graph returns it: float32, as all that a graph returns; a structure stays one."""
+def _as_result(value: Any) -> Any:
+    """A constant in the form in which a graph returns it: float32, like all results; a structure is unchanged."""
     if not jax.dtypes.issubdtype(value.dtype, np.floating) or isinstance(value, jax.ShapeDtypeStruct):
         return value
     return jnp.asarray(value, jnp.float32)
 
 
 class _Walk:
-    """Goes through the equations in order, and into the bodies of loops."""
+    """Visits the equations in order, including the bodies of loops."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -133,7 +135,7 @@ class _Walk:
                     env[value] = quantized(self.builder, place, value, output, eqn, step)
 
     def _of_body(self, eqn: Equation, program: Program, found: list[Found], step: Step) -> list[Found]:
-        """What the outputs of an equation with a body are: remat lowers it once, a scan once per iteration."""
+        """The lowered outputs of an equation with a body: remat is lowered once, a scan once per iteration."""
         if eqn.primitive == "remat":
             env: Env = dict(zip(program.inputs, found, strict=True))
             self.run(program, env, step)
@@ -168,7 +170,7 @@ class _Walk:
 
 
 class Evaluation:
-    """Runs equations; what no iteration of a scan changes is computed once."""
+    """Runs equations; results that are the same in every iteration of a scan are computed once."""
 
     def __init__(self) -> None:
         self._results: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
@@ -179,11 +181,11 @@ class Evaluation:
         key = (eqn, *map(id, values))
         if key not in self._results:
             # Keep the inputs alive, so that no other object can get their id.
-            self._results[key] = values, _computed(eqn, values)
+            self._results[key] = values, _evaluate(eqn, values)
         return [Constant(result) for result in self._results[key][1]]
 
 
-def _computed(eqn: Equation, values: list[Any]) -> list[Any]:
+def _evaluate(eqn: Equation, values: list[Any]) -> list[Any]:
     if any(isinstance(value, jax.ShapeDtypeStruct) for value in values):
         return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in eqn.outputs]
     return eqn.bind(*(jax.numpy.asarray(value) for value in values))
@@ -201,11 +203,11 @@ def quantized_graph(
     """The quantized graph of an annotated program; its constants may be traced.
 
     Args:
-      other: the same model traced with another batch, whose constants are `jax.ShapeDtypeStruct`; without it the
-        graph keeps the batch of `program`.
-      sizes: the two sizes of the batch.
+      other: the same model traced with another batch size, whose constants are `jax.ShapeDtypeStruct`; without it the
+        graph is fixed to the batch size of `program`.
+      sizes: the two batch sizes.
     """
-    # Remove dead nodes first: a loss that a layer computes beside its result may depend on the size of the batch.
+    # Remove dead nodes first, because a loss that a layer computes on the side may depend on the batch size.
     graph = check(remove_dead(lower(program, annotation, args, names, params_of)))
     if other is not None:
         graph = check(free_batch(graph, remove_dead(lower(*other, names, params_of)), *sizes))

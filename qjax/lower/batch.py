@@ -1,4 +1,4 @@
-"""Frees a graph from the batch size it was traced with, by comparing it with a second trace."""
+"""Frees a graph from the batch size with which it was traced, by comparing it with a second trace."""
 
 import dataclasses
 from itertools import zip_longest
@@ -15,7 +15,7 @@ from qjax.ops import island
 from qjax.ops.fill import Fill
 
 Part = tuple[str, str | None]
-"""What an error names: the part of the graph, and the user's line."""
+"""What an error names: a part of the graph, and the user's line."""
 
 
 def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
@@ -26,9 +26,9 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
        batch;
     2. the `limit` of a slice: None where it is the end of the axis;
     3. the `shape` of a fill, and its data, which must be the same for every example: one row of it is kept. A constant
-       that a node reads as one of its inputs becomes such a fill. So is one that is added, multiplied or compared;
-    4. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
-       example by its position in the batch or by the number of its neighbours.
+       that a node reads as one of its inputs becomes such a fill. So does one that is added, multiplied or compared;
+    4. anything else (an offset, the length of a padding, the data of a constant) is an error, because the model then
+       depends on an example's position in the batch or on the number of its neighbours.
 
     Args:
       graph, other: the same model lowered with batches of `size` and `other_size`.
@@ -36,7 +36,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     Raises:
       ConversionError: the model's structure depends on the batch.
     """
-    graph, other = _filled(graph, other), _filled(other, graph)
+    graph, other = _fill_constants(graph, other), _fill_constants(other, graph)
     if [node.op for node in graph.nodes] != [node.op for node in other.nodes]:
         pairs = zip_longest(graph.nodes, other.nodes)
         here, there = next((a, b) for a, b in pairs if a is None or b is None or a.op != b.op)
@@ -54,12 +54,12 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         what, where = part
         return ConversionError(
             f"{what}: {a} on a batch of {size} becomes {b} on one of {other_size}",
-            "A graph takes any batch: no operation may treat an example by its position in the batch or by the size of "
-            'the batch. Or take the sample\'s batch only: convert(..., batch="fixed").',
+            "A graph accepts any batch, so no operation may depend on an example's position in the batch or on the "
+            'batch size. Or take the sample\'s batch only: convert(..., batch="fixed").',
             where=where,
         )
 
-    def freed(a: Any, b: Any, part: Part) -> tuple[int | None, ...]:
+    def free_shape(a: Any, b: Any, part: Part) -> tuple[int | None, ...]:
         if len(a) != len(b):
             raise refuse(part, a, b)
         follows = [x != y for x, y in zip(a, b, strict=True)]
@@ -73,7 +73,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         part = f"{key} of {node.name!r} ({node.op})", node.location
         follows = ops.get(node.op).free.get(key)
         if follows == "sizes":
-            return list(freed(a, b, part))
+            return list(free_shape(a, b, part))
         if follows == "ends":
             ends = (graph.tensors[node.inputs[0]].shape, other.tensors[node.inputs[0]].shape)
             if all(x == y or (x, y) == axis for x, y, axis in zip(a, b, zip(*ends, strict=True), strict=True)):
@@ -84,7 +84,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
 
     roles = [(node, ops.get(node.op).per_example) for node in graph.nodes]
     rows = {node.constants[role] for node, role in roles if role is not None and role in node.constants}
-    # what is read otherwise, too, keeps its shape
+    # Constants that other roles read as well keep their shape.
     rows -= {name for node, role in roles for own, name in node.constants.items() if own != role}
     rows -= {name for node, _ in roles for name in node.inputs}
 
@@ -94,9 +94,9 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if second is None:
             raise refuse(part, first.shape, None)
         if first.name in rows:
-            first, second = (_one_row(t, freed(first.shape, second.shape, part), part) for t in (first, second))
+            first, second = (_one_row(t, free_shape(first.shape, second.shape, part), part) for t in (first, second))
         if first.value is None:
-            return dataclasses.replace(first, shape=freed(first.shape, second.shape, part))
+            return dataclasses.replace(first, shape=free_shape(first.shape, second.shape, part))
         if first.shape != second.shape:
             raise refuse(part, first.shape, second.shape)
         known = (
@@ -111,7 +111,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if node.op == island.NAME:
             shapes = [(graph.tensors[name].shape, other.tensors[name].shape) for name in node.inputs]
             try:
-                return float_parts.freed(node, second, shapes, size, other_size)
+                return float_parts.free_attributes(node, second, shapes, size, other_size)
             except ValueError as error:
                 raise ConversionError(f"in the float island {node.name!r}, {error}.", where=node.location) from None
         return {key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}
@@ -140,8 +140,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     return free
 
 
-def _filled(graph: Graph, other: Graph) -> Graph:
-    """The graph with a fill for every constant input of a node whose shape is another one in the other graph."""
+def _fill_constants(graph: Graph, other: Graph) -> Graph:
+    """The graph with a fill for every constant input of a node whose shape differs in the other graph."""
     computed = {*graph.inputs, *(node.output for node in graph.nodes)}
     fills: dict[str, Node] = {}
     nodes: list[Node] = []
@@ -175,12 +175,12 @@ def _filled(graph: Graph, other: Graph) -> Graph:
 
 
 def _constants(graph: Graph) -> list[Any]:
-    """What the model returns that depends on no input."""
+    """The results of the model that depend on no input."""
     return [x for x in graph.call.leaves if not isinstance(x, int)] if graph.call is not None else []
 
 
 def _one_row(tensor: Tensor, shape: tuple[int | None, ...], part: Part) -> Tensor:
-    """A fill's data with size 1 along the batch, which is repeated for any size."""
+    """The data of a fill reduced to size 1 along the batch, where it is repeated for any size."""
     kept = tuple(1 if n is None else n for n in shape)
     if tensor.value is None or kept == tensor.shape:
         return dataclasses.replace(tensor, shape=kept)
@@ -195,7 +195,7 @@ def _one_row(tensor: Tensor, shape: tuple[int | None, ...], part: Part) -> Tenso
 
 
 def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
-    """The node with what its operation has to know of the batch of the trace."""
+    """The node with the facts about the traced batch that its operation needs."""
     try:
         return dataclasses.replace(node, attributes=ops.get(node.op).at_batch(node.attributes, shape, size))
     except ValueError as error:
@@ -203,7 +203,7 @@ def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
 
 
 def _check_batch(graph: Graph, node: Node) -> None:
-    """A free size of the result must be that of an input."""
+    """Raise unless a free size of the result is that of an input."""
     shapes = [graph.tensors[name].shape for name in node.inputs]
     try:
         kept = ops.get(node.op).keeps_batch(node.attributes, shapes)
@@ -222,7 +222,7 @@ def _repeats(node: Node, shape: tuple[int | None, ...]) -> ConversionError:
 
 
 def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
-    """A constant of which one row is kept no longer says how many examples there are: the data must do so."""
+    """Raise if only a constant, now reduced to one row, determined the number of examples: the data must do so."""
     role = ops.get(node.op).per_example
     if role is None or role not in node.constants or not node.inputs:
         return
@@ -233,9 +233,9 @@ def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
 
 
 def independent(graph: Graph) -> bool:
-    """Whether a graph treats the examples of a batch apart, so that it is right for any number of them.
+    """Whether a graph treats the examples of a batch independently, so that it is correct for any number of them.
 
-    The free axis of every tensor is the batch's, and no operation works along it.
+    The free axis of every tensor is the batch, and no operation works along it.
 
     Requires: every free size follows the batch (`free_batch`).
     """
@@ -250,7 +250,7 @@ def _apart(graph: Graph, node: Node) -> bool:
     output = graph.tensors[node.output].shape
     if not any(None in shape for shape in shapes):
         return None not in output
-    # A result without the free axis mixes the examples.
+    # A result without a free axis mixes the examples.
     if None not in output:
         return False
     along = ops.get(node.op).works_along(node.attributes, shapes, output)

@@ -1,4 +1,4 @@
-"""The graph under construction: its tensors and nodes, with unique names."""
+"""Builds a graph: collects its tensors and nodes under unique names."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
 
 
 class Builder:
-    """Tensors and nodes in the order in which they come. inputs: the tensors that are fed."""
+    """Tensors and nodes in the order of their creation. inputs: the tensors that are fed."""
 
     def __init__(self, annotation: Annotation, params_of: ParamsOf) -> None:
         self.annotation = annotation
@@ -31,7 +31,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
         self.floats: dict[Any, str] = {}
-        """Float tensors of results that several products read."""
+        """The float tensors of results that several products read."""
         places = list(annotation.values.values())
         self._labels = {place.label for place in places}
         self._labels_of_steps = {place.label for place in places if place.stack}
@@ -42,11 +42,11 @@ class Builder:
     # ------------------------------------------------------------------ names
 
     def name(self, eqn: Equation, step: Step) -> str:
-        """What the tensors of an equation are named after."""
+        """The name from which the tensors of an equation get theirs."""
         return stepped(f"{eqn.scope}/{eqn.primitive}" if eqn.scope else eqn.primitive, step)
 
     def label(self, place: Place, step: Step) -> str:
-        """What the tensor of a place is named after, in one iteration."""
+        """The name of the tensor of a place in one iteration."""
         return stepped(place.label, step[: len(place.stack)])
 
     def fresh(self, name: str) -> str:
@@ -54,7 +54,7 @@ class Builder:
         return self._names.free(name)
 
     def unlabelled(self, name: str) -> str:
-        """A name for a tensor without its own quantizer, different from every quantizer's label."""
+        """A name for a tensor without its own quantizer, distinct from every quantizer's label."""
         unique, count = self.fresh(name), 1
         while unique in self._labels or _STEPS.sub("", unique) in self._labels_of_steps:
             count += 1
@@ -64,16 +64,16 @@ class Builder:
     # ------------------------------------------------------------------ tensors
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor under the name that it has."""
+        """Add a tensor under its own name."""
         self.tensors[tensor.name] = tensor
 
     def own(self, place: Place, step: Step) -> tuple[int, ...]:
-        """The iterations that the quantizer of a place tells apart."""
+        """The iterations for which a place has separate quantizers."""
         return place.own(step[: len(place.stack)])
 
     def on_grid(self, name: str, shape: tuple[int, ...], place: Place, step: Step) -> str:
-        """A tensor of codes with the quantization parameters of a place."""
-        # One object per quantizer: passes compare identities, because inside a trace they cannot compare values.
+        """Add a tensor of codes with the quantization parameters of a place."""
+        # Use one object per quantizer, because passes compare identities: inside a trace they cannot compare values.
         own = self.own(place, step)
         if (place.name, own) not in self._grids:
             params = self.params_of(place, own, None)
@@ -88,7 +88,7 @@ class Builder:
         """The codes of a constant that an equation reads as codes: a weight, or an operand combined with codes."""
         place = self.annotation.weights[eqn, index]
         step = step[: len(place.stack)]
-        # A weight from outside of a scan is the same in every iteration.
+        # A weight from outside a scan is the same in every iteration.
         if (eqn, index, step) not in self._kernels:
             name = self.fresh(stepped(place.label, step))
             self.add(weight_tensor(name, place, value, self.params_of(place, place.own(step), value), eqn))
@@ -96,17 +96,17 @@ class Builder:
         return self._kernels[eqn, index, step]
 
     def constant(self, name: str, value: Any) -> str:
-        """A constant as it is."""
+        """Add a constant unchanged."""
         name = self.fresh(name)
         data = None if isinstance(value, jax.ShapeDtypeStruct) else value
         self.add(Tensor(name, tuple(np.shape(value)), str(value.dtype), None, data))
         return name
 
     def integer_constant(self, name: str, value: Any) -> str:
-        """Integers as int32, booleans as they are."""
+        """Add integers as int32, or booleans unchanged."""
         wanted = np.dtype(bool if value.dtype == np.bool_ else np.int32)
         if traced(value):
-            # Only the exact forward comes here. The conversion with concrete numbers has checked the range.
+            # Only the exact forward gets here, after the conversion with concrete numbers has checked the range.
             value = value.astype(wanted)
         elif not isinstance(value, jax.ShapeDtypeStruct):
             value = np.asarray(value)
@@ -129,7 +129,7 @@ class Builder:
         step: Step,
         shape: tuple[int, ...] | None = None,
     ) -> Accumulator:
-        """A node that computes an accumulator; shape: where it is not that of the equation's output."""
+        """Add a node that computes an accumulator; shape: if it is not that of the equation's output."""
         name = self.fresh(f"{self.name(eqn, step)}/accumulator")
         self.add(Tensor(name, eqn.out_shapes[0] if shape is None else shape, "int32"))
         self.nodes.append(Node(name, op, tuple(inputs), name, constants, attributes, eqn.location))
@@ -138,16 +138,16 @@ class Builder:
     def quantize(
         self, label: str, accumulator: str, shape: tuple[int, ...], place: Place, eqn: Equation, step: Step
     ) -> str:
-        """A node that puts an accumulator on the grid of a place."""
+        """Add a node that puts an accumulator on the grid of a place."""
         output = self.on_grid(label, shape, place, step)
         self.nodes.append(Node(label, Quantize.name, (accumulator,), output, {}, {}, eqn.location))
         return output
 
 
 _STEPS = re.compile(r"(\[\d+\])+$")
-"""What `stepped` appends."""
+"""The suffix that `stepped` appends."""
 
 
 def stepped(name: str, step: Step) -> str:
-    """A name in one iteration."""
+    """The name in one iteration of the scans."""
     return name + "".join(f"[{i}]" for i in step)

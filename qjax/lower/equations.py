@@ -1,4 +1,4 @@
-"""The nodes of one equation, in the mode that the annotator chose."""
+"""Makes the nodes of one equation, in the mode that the annotator chose."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from qjax.tracing import Equation, Value, keeps_number, product_of
 class _Reading:
     """An equation as an op reads it.
 
-    constant: per input, whether it is made from parameters and literals only. found: per input, what it is.
+    constant: per input, whether it is computed from parameters and literals only. found: per input, its lowered form.
     """
 
     op: Op
@@ -38,17 +38,17 @@ class _Reading:
 
     @property
     def data(self) -> int:
-        """The first operand that flows."""
+        """The index of the first operand that is data."""
         return self.op.data(self.eqn, self.constant)[0]
 
     @property
     def weight(self) -> int | None:
-        """The operand that is a weight."""
+        """The index of the operand that is a weight."""
         return self.op.weight(self.eqn, self.constant)
 
 
 def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) -> list[Found]:
-    """What the outputs of an equation without a body are."""
+    """The lowered outputs of an equation without a body."""
     annotated = builder.annotation.ops.get(eqn)
     product = product_of(eqn)
     if isinstance(product, DynamicProduct) and product.formula != "onnx":
@@ -56,7 +56,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
     if eqn in builder.annotation.floats or any(isinstance(f, float_parts.Float) for f in found):
         return list(float_parts.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
-        # A cast between integers, or of floats that are not quantized yet, needs no node. Its reader decides.
+        # A cast between integers, or of floats without a quantizer so far, needs no node: its reader decides.
         if keeps_number(eqn):
             return found
         raise unsupported(eqn)
@@ -69,7 +69,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
     if mode == "permute":
         first = found[0]
         assert isinstance(first, Accumulator)
-        return [_permuted(builder, eqn, first)]
+        return [_move_accumulator(builder, eqn, first)]
     if mode == "start":
         data = reading.data
         acc = builder.accumulator(Rescale.name, eqn, [tensor_of(found[data])], {}, {}, step)
@@ -84,7 +84,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
 
 
 def _attributes(reading: _Reading) -> dict[str, Any]:
-    """The operation's attributes of an equation, as JSON has them."""
+    """The operation's attributes of an equation, as JSON values."""
     return {name: plain(value) for name, value in reading.op.attributes(reading.eqn).items()}
 
 
@@ -108,14 +108,14 @@ def _producer(builder: Builder, reading: _Reading) -> Accumulator:
         if op.scales_rows:
             return _by_row(builder, reading, inputs, constants["kernel"])
         if len(builder.tensors[constants["kernel"]].shape) > len(eqn.in_shapes[weight]):
-            return _grouped(builder, eqn, weight, inputs, constants["kernel"], channels, step)
+            return _grouped_product(builder, eqn, weight, inputs, constants["kernel"], channels, step)
     constants |= _chain_constants(builder, reading)
     acc = builder.accumulator(op.name, eqn, inputs, constants, attributes, step)
     return Accumulator(acc.tensor, tuple((r, w) for r, w in channels))
 
 
 def _by_row(builder: Builder, reading: _Reading, inputs: list[str], kernel: str) -> Accumulator:
-    """A lookup in a table that has scales of its rows."""
+    """A lookup in a table that has a scale per row."""
     weights = builder.tensors[kernel]
     assert weights.quantization is not None
     scale = weights.quantization.scale
@@ -125,7 +125,7 @@ def _by_row(builder: Builder, reading: _Reading, inputs: list[str], kernel: str)
     return builder.accumulator(reading.op.name, reading.eqn, inputs, constants, attributes, reading.step)
 
 
-def _grouped(
+def _grouped_product(
     builder: Builder,
     eqn: Equation,
     weight: int,
@@ -134,7 +134,7 @@ def _grouped(
     channels: list[list[int]],
     step: Step,
 ) -> Accumulator:
-    """A product whose weight has a scale for every group of the summed axis."""
+    """A product whose weight has a scale for every group along the summed axis."""
     weights = builder.tensors[kernel]
     assert weights.quantization is not None
     place = builder.annotation.weights[eqn, weight]
@@ -175,14 +175,14 @@ def _unknown(value: Any) -> bool:
 
 
 def _chain_constants(builder: Builder, reading: _Reading) -> dict[str, str]:
-    """The constants that the op uses as real numbers, by role."""
+    """The constants that the op uses as float numbers, by role."""
     name = builder.name(reading.eqn, reading.step)
     roles = reading.op.chain_constants(reading.eqn, reading.constant)
     return {role: builder.constant(f"{name}/{role}", value_of(reading.found[index])) for role, index in roles.items()}
 
 
 def _integers(builder: Builder, reading: _Reading) -> list[Found]:
-    """Integers and booleans have no grid."""
+    """Make nodes for integers and booleans, which have no grid."""
     inputs = _operands(builder, reading)
     constants = _chain_constants(builder, reading)
 
@@ -219,7 +219,7 @@ def _grid(builder: Builder, reading: _Reading) -> list[Found]:
     def tensor(name: str, value: Value) -> Tensor:
         if value.is_float:
             return Tensor(name, value.shape, source.dtype, source.quantization)
-        # A second result of a selection: the indices of a top_k.
+        # A second result of a selection holds the indices of a top_k.
         return Tensor(name, value.shape, "int32")
 
     return _node_per_output(builder, reading, inputs, constants, attributes, tensor)
@@ -233,7 +233,7 @@ def _node_per_output(
     attributes: dict[str, Any],
     tensor: Callable[[str, Value], Tensor],
 ) -> list[Found]:
-    """A node for each output; which one it computes is an attribute where there are several."""
+    """Make a node for each output; if there are several, an attribute tells which one it computes."""
     op, eqn = reading.op, reading.eqn
     outputs: list[Found] = []
     for index, value in enumerate(eqn.outputs):
@@ -245,7 +245,7 @@ def _node_per_output(
     return outputs
 
 
-def _permuted(builder: Builder, eqn: Equation, found: Accumulator) -> Accumulator:
+def _move_accumulator(builder: Builder, eqn: Equation, found: Accumulator) -> Accumulator:
     permutation = list(eqn.params["permutation"])
     index = next(i for i, node in enumerate(builder.nodes) if node.output == found.tensor)
     node = builder.nodes[index]

@@ -1,4 +1,4 @@
-"""Products of `qjax.Dynamic` that a runtime has as one operator: a node between the float parts around it."""
+"""Lowers products under `qjax.Dynamic` that a runtime has as one operator to a node between float parts."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from qjax.tracing import Equation
 
 
 def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found: Sequence[Any]) -> float_parts.Float:
-    """A node for a product of floats that a runtime has as one operator; its result, for the float part behind."""
+    """Make a node for a float product that a runtime has as one operator; returns its result in float."""
     op, attributes = dynamic_rows.operator(product)
     name = f"{eqn.scope}/{op}" if eqn.scope else op
     x = _float_tensor(builder, found[0], eqn)
@@ -35,7 +35,7 @@ def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found
     zero_point = np.zeros((), np.int32)
     held = builder.fresh(f"{name}/kernel")
     if data is None:
-        # Only the structure is wanted: any scale will do.
+        # Only the structure is needed here, so any scale will do.
         scale = np.ones(scale.shape, np.float32)
     builder.add(Tensor(held, tuple(kernel.shape), "int8", Quantization(scale, zero_point, low, high, axes), data))
     output = builder.unlabelled(name)
@@ -45,7 +45,7 @@ def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found
 
 
 def _float_tensor(builder: Builder, found: Any, eqn: Equation) -> str:
-    """The float tensor of what a product reads; codes are dequantized."""
+    """The float tensor that a product reads; codes are dequantized."""
     value = eqn.inputs[0]
     if isinstance(found, Real):
         if found.name not in builder.tensors:

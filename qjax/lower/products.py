@@ -1,10 +1,12 @@
-"""One product of all steps of a loop over time, in the place of one in each step.
+"""Replaces the products of single steps in a loop over time by one product of all steps before the loop.
+
+    for t:  h = f(x[t] @ W + h @ U)     ->     p = x @ W;  for t:  h = f(p[t] + h @ U)
 
 A recurrent layer multiplies each step's input by a weight, and adds a product of its state. Only the second has to wait
-for the step before. The rows of the first depend each on its own step, so all of them are one product in front of the
-loop. Its codes are the same: a sum of integers, and a quantizer that all steps share.
+for the step before. Each row of the first depends only on its own step, so all of them form one product before the
+loop. Its codes are the same, because the sum is of integers and all steps share a quantizer.
 
-This is done for the graph alone. The training forward keeps the product in the loop, whose tensors stay in the cache.
+Only the graph is changed. The training forward keeps the product in the loop, whose tensors stay in the cache.
 """
 
 import dataclasses
@@ -17,11 +19,11 @@ from qjax.tracing.program import from_jaxpr
 from qjax.tracing.rewrites.dataflow import Flow, pruned
 
 _STEPS = frozenset({"add", "sub", "mul", "div", "neg", "max", "min", "clamp", "relu", "relu6"})
-"""Of what stands between a sum and its quantizer: the steps of single elements."""
+"""Operations between a sum and its quantizer that act on single elements."""
 
 
 def products_before_loops(program: Program, annotation: Annotation) -> tuple[Program, Annotation]:
-    """The program with such products in front of its loops, and the annotation with the new equations and values."""
+    """The program with such products before its loops, and the annotation with the new equations and values."""
     own = dataclasses.replace(
         annotation,
         ops=dict(annotation.ops),
@@ -30,22 +32,22 @@ def products_before_loops(program: Program, annotation: Annotation) -> tuple[Pro
         constants=set(annotation.constants),
         timed=set(annotation.timed),
     )
-    return _changed(program, own), own
+    return _move_products(program, own), own
 
 
-def _changed(program: Program, annotation: Annotation) -> Program:
+def _move_products(program: Program, annotation: Annotation) -> Program:
     if not any(eqn in annotation.timed for eqn in program.walk()):
         return program
     equations: list[Equation] = []
     for eqn in program.equations:
-        if eqn.body is not None and (body := _changed(eqn.body, annotation)) is not eqn.body:
-            eqn = _renewed(annotation, eqn, body=body)
+        if eqn.body is not None and (body := _move_products(eqn.body, annotation)) is not eqn.body:
+            eqn = _replace_equation(annotation, eqn, body=body)
         equations += _Loop(eqn, annotation).split() if eqn in annotation.timed else [eqn]
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _renewed(annotation: Annotation, eqn: Equation, **changes: object) -> Equation:
-    """A changed equation with a body, which the annotation knows as well."""
+def _replace_equation(annotation: Annotation, eqn: Equation, **changes: object) -> Equation:
+    """Replace an equation with a body, in the annotation as well."""
     found = dataclasses.replace(eqn, **changes)  # pyright: ignore[reportArgumentType]
     if eqn in annotation.timed:
         annotation.timed.add(found)
@@ -58,8 +60,8 @@ def _renewed(annotation: Annotation, eqn: Equation, **changes: object) -> Equati
 class _Loop:
     """A scan over data.
 
-    rows: values that each step computes from its own data, without a state. same: constants that no step changes; a
-    constant that follows from a counter is none.
+    rows: values that each step computes from its own data, without a state. same: constants that no step changes, which
+    excludes constants that follow from a counter.
     """
 
     def __init__(self, eqn: Equation, annotation: Annotation) -> None:
@@ -70,10 +72,10 @@ class _Loop:
         self.rows = {v for v in self.body.inputs[self.data :] if v not in annotation.constants}
         self.same = {v for v in self.body.inputs[:first] if v in annotation.constants}
         self.mapped: dict[Equation, Program] = {}
-        """The equations that may leave, for all steps at once."""
+        """The equations that can leave the loop, in their form for all steps at once."""
 
     def split(self) -> list[Equation]:
-        """The equations in front of the loop, and the loop."""
+        """The equations before the loop, and the loop."""
         products = self._leaving()
         rest = self._without(products)
         read = {v for eqn in rest for v in eqn.inputs} | set(self.body.outputs)
@@ -89,17 +91,17 @@ class _Loop:
         kept = [v for v in body.inputs[self.data :] if v in used]
         inputs = (*body.inputs[: self.data], *kept, *exits)
         for value in exits:
-            # its quantizer is in front of the loop
+            # Its quantizer is now before the loop.
             self.annotation.values.pop(value, None)
         body = dataclasses.replace(body, inputs=inputs)
-        return [*moved, _renewed(self.annotation, self.eqn, inputs=tuple(given[v] for v in inputs), body=body)]
+        return [*moved, _replace_equation(self.annotation, self.eqn, inputs=tuple(given[v] for v in inputs), body=body)]
 
     def _without(self, products: Collection[Equation]) -> list[Equation]:
         leaving = set(products)
         return [eqn for eqn in self.body.equations if eqn not in leaving]
 
     def _leaving(self) -> list[Equation]:
-        """The products of rows and weights, what follows up to the codes, and parts of these codes."""
+        """The products of rows and weights, the equations after them up to the codes, and parts of these codes."""
         found = list[Equation]()
         behind = set[Value]()
         for eqn in self.body.equations:
@@ -114,7 +116,7 @@ class _Loop:
                 self.rows.update(eqn.outputs)
         while True:
             read = {v for eqn in self._without(found) for v in eqn.inputs} | set(self.body.outputs)
-            # a sum that has no quantizer yet stays with its readers
+            # A sum that has no quantizer yet stays with its readers.
             kept = [eqn for eqn in found if all(self._is_code(v, eqn) for v in eqn.outputs if v in read)]
             if len(kept) == len(found):
                 return found
@@ -135,7 +137,7 @@ class _Loop:
         return not any(batches) and x in self.rows and (weight in self.same or weight.constant is not None)
 
     def _follows(self, eqn: Equation) -> bool:
-        """Whether it treats all rows alike: a step behind the sum (a bias, a bound), or a part of the codes."""
+        """Whether it treats all rows alike: a step after the sum (a bias, a bound), or a part of the codes."""
         mode = self._mode(eqn)
         return (mode == "chain" and eqn.primitive in _STEPS) or (mode == "grid" and eqn.primitive == "split")
 
@@ -154,7 +156,7 @@ class _Loop:
         return [one.primitive for one in made] == [eqn.primitive] and made[0].outputs == found.outputs
 
     def _of_all_steps(self, eqn: Equation, given: dict[Value, Value]) -> list[Equation]:
-        """An equation of the body in front of the loop; `given` gets its results."""
+        """An equation of the body, moved before the loop; its results are added to `given`."""
         inputs = [v if v.constant is not None else given[v] for v in eqn.inputs]
         if eqn not in self.mapped:
             outputs = tuple(Value(v.shape, v.dtype, fixed=v.fixed) for v in eqn.outputs)

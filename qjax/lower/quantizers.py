@@ -1,6 +1,6 @@
-"""Makes codes of any value with the scale and zero point of a quantizer; makes one node of a float island.
+"""Quantizes any value with the scale and zero point of a quantizer, and makes one node of a float part.
 
-An island ends where a float result reaches a quantizer or an output of the model.
+A float part ends where a float result reaches a quantizer or an output of the model.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ from qjax.tracing import Equation, Place, Value
 
 
 def quantized(builder: Builder, place: Place, value: Value, found: Found, eqn: Equation, step: Step) -> Codes:
-    """The codes of a value, whatever it was before. eqn: the one that makes it, or the scan that takes it in."""
+    """The codes of a value in any lowered form. eqn: the equation that makes it, or the scan that reads it."""
     if isinstance(found, Constant):
-        return _filled(builder, place, value, found.value, eqn, step)
+        return _fill_codes(builder, place, value, found.value, eqn, step)
     if isinstance(found, Stack):
         return joined(builder, place, value, found, eqn, step)
     if isinstance(found, float_parts.Float):
@@ -37,8 +37,8 @@ def quantized(builder: Builder, place: Place, value: Value, found: Found, eqn: E
     return Codes(builder.quantize(label, found.tensor, value.shape, place, eqn, step))
 
 
-def _filled(builder: Builder, place: Place, value: Value, number: Any, eqn: Equation, step: Step) -> Codes:
-    """A constant where codes are expected, such as the zeros that a loop starts from."""
+def _fill_codes(builder: Builder, place: Place, value: Value, number: Any, eqn: Equation, step: Step) -> Codes:
+    """A constant where codes are expected, such as the zeros from which a loop starts."""
     if not builder.inputs:
         raise unsupported(eqn)
     label = builder.fresh(builder.label(place, step))
@@ -54,7 +54,7 @@ def _filled(builder: Builder, place: Place, value: Value, number: Any, eqn: Equa
 
 
 def island_node(builder: Builder, found: float_parts.Float, output: str) -> Codes:
-    """A node that computes a real result, and puts it on the output's grid where it has one."""
+    """A node that computes a float result, and puts it on the output's grid if it has one."""
     program = float_parts.program_of(found, lambda f: isinstance(f, Constant))
     inputs: list[str] = []
     for leaf in program.data:
@@ -69,7 +69,7 @@ def island_node(builder: Builder, found: float_parts.Float, output: str) -> Code
 
 
 def island_output(builder: Builder, found: float_parts.Float, value: Value) -> Codes:
-    """A result that leaves the model, or that other nodes read, as it is."""
+    """A float result that leaves the model, or that other nodes read, unchanged."""
     held = float_parts.passing(found)
     if isinstance(held, Codes) and builder.tensors[held.tensor].dtype == "float32":
         return held

@@ -1,4 +1,4 @@
-"""The inputs that a scan slices and the outputs that it stacks: one tensor outside, one per iteration inside."""
+"""Splits the inputs that a scan slices, and stacks its outputs: one tensor outside, one per iteration inside."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from qjax.tracing import Equation, Place, Value
 
 
 def part_of(builder: Builder, found: Found, iteration: int, eqn: Equation, step: Step) -> Found:
-    """One iteration's part of what a scan runs along."""
+    """One iteration's part of a value that a scan iterates over."""
     if isinstance(found, Constant):
         if isinstance(found.value, jax.ShapeDtypeStruct):
             return Constant(jax.ShapeDtypeStruct(found.value.shape[1:], found.value.dtype))
@@ -31,12 +31,12 @@ def part_of(builder: Builder, found: Found, iteration: int, eqn: Equation, step:
         "limit": [iteration + 1, *shape],
         "strides": [1] * rank,
     }
-    part = _moved(builder, Slice.name, whole, (1, *shape), [whole.name], bounds, eqn, step)
-    return Codes(_moved(builder, Reshape.name, whole, shape, [part], {"shape": list(shape)}, eqn, step))
+    part = _move_codes(builder, Slice.name, whole, (1, *shape), [whole.name], bounds, eqn, step)
+    return Codes(_move_codes(builder, Reshape.name, whole, shape, [part], {"shape": list(shape)}, eqn, step))
 
 
 def stack_of(builder: Builder, parts: list[Found | None], eqn: Equation, step: Step) -> Found:
-    """What a scan stacks, one part per iteration."""
+    """The stacked output of a scan, from one part per iteration."""
     values = [part.value for part in parts if isinstance(part, Constant)]
     if parts and len(values) == len(parts):
         if any(isinstance(value, jax.ShapeDtypeStruct) for value in values):
@@ -45,12 +45,12 @@ def stack_of(builder: Builder, parts: list[Found | None], eqn: Equation, step: S
     tensors = [builder.tensors[part.tensor] for part in parts if isinstance(part, Codes)]
     alike = all(tensor.quantization is tensors[0].quantization for tensor in tensors)
     if parts and len(tensors) == len(parts) and alike:
-        return Codes(_concatenated(builder, tensors, eqn, step))
+        return Codes(_concatenate(builder, tensors, eqn, step))
     return Stack(eqn, tuple(parts))
 
 
 def joined(builder: Builder, place: Place, value: Value, found: Stack, eqn: Equation, step: Step) -> Codes:
-    """Parts with different quantization parameters, requantized to the same ones."""
+    """Join parts with different quantization parameters, which are requantized to the same ones."""
     shape = value.shape[1:]
     parts: list[Tensor] = []
     for iteration, part in enumerate(found.parts):
@@ -60,21 +60,21 @@ def joined(builder: Builder, place: Place, value: Value, found: Stack, eqn: Equa
             raise stacked(found.eqn)
         label = builder.fresh(stepped(builder.label(place, step), (iteration,)))
         parts.append(builder.tensors[builder.quantize(label, part.tensor, shape, place, eqn, step)])
-    return Codes(_concatenated(builder, parts, eqn, step, builder.fresh(builder.label(place, step))))
+    return Codes(_concatenate(builder, parts, eqn, step, builder.fresh(builder.label(place, step))))
 
 
-def _concatenated(builder: Builder, parts: Sequence[Tensor], eqn: Equation, step: Step, name: str | None = None) -> str:
+def _concatenate(builder: Builder, parts: Sequence[Tensor], eqn: Equation, step: Step, name: str | None = None) -> str:
     rows: list[str] = []
     for iteration, part in enumerate(parts):
         shape = (1, *part.shape)
         attributes = {"shape": list(shape)}
         label = builder.fresh(stepped(f"{eqn.scope}/row" if eqn.scope else "row", (*step, iteration)))
-        rows.append(_moved(builder, Reshape.name, part, shape, [part.name], attributes, eqn, step, label))
+        rows.append(_move_codes(builder, Reshape.name, part, shape, [part.name], attributes, eqn, step, label))
     shape = (len(parts), *parts[0].shape)
-    return _moved(builder, Concatenate.name, parts[0], shape, rows, {"axis": 0}, eqn, step, name)
+    return _move_codes(builder, Concatenate.name, parts[0], shape, rows, {"axis": 0}, eqn, step, name)
 
 
-def _moved(
+def _move_codes(
     builder: Builder,
     op: str,
     like: Tensor,
@@ -85,7 +85,7 @@ def _moved(
     step: Step,
     name: str | None = None,
 ) -> str:
-    """A node that moves codes, or integers, of tensors like the given one."""
+    """Add a node that moves codes, or integers, of tensors like the given one."""
     name = name or builder.fresh(stepped(f"{eqn.scope}/{op}" if eqn.scope else op, step))
     builder.add(Tensor(name, tuple(shape), like.dtype, like.quantization))
     builder.nodes.append(Node(name, op, tuple(inputs), name, {}, attributes, eqn.location))

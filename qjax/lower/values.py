@@ -1,4 +1,4 @@
-"""The states of a program's value during lowering. `Float` is a float result that has not reached a quantizer yet."""
+"""The forms that a program's value has during lowering. `Float` is a float result before it reaches a quantizer."""
 
 import dataclasses
 from typing import Any
@@ -8,12 +8,12 @@ from qjax.graph.unsupported import stacked
 from qjax.tracing import Equation, Value
 
 Step = tuple[int, ...]
-"""The iteration of every scan around an equation, the outermost first."""
+"""The iteration of every scan around an equation, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """An array, a tracer or, when only the structure is wanted, a `jax.ShapeDtypeStruct`."""
+    """A constant: an array, a tracer or, if only the structure is needed, a `jax.ShapeDtypeStruct`."""
 
     value: Any
 
@@ -27,7 +27,7 @@ class Codes:
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """Sums that no quantizer has met yet. channels: pairs of its axis and the weight's, see `Op.channels`."""
+    """Sums before any quantizer. channels: pairs of its axis and the weight's, see `Op.channels`."""
 
     tensor: str
     channels: tuple[tuple[int, int], ...]
@@ -35,7 +35,7 @@ class Accumulator:
 
 @dataclasses.dataclass(frozen=True)
 class Real:
-    """A float input that no quantizer has met yet."""
+    """A float input before any quantizer."""
 
     name: str
 
@@ -52,13 +52,13 @@ class Stack:
 
 
 Found = Constant | Codes | Accumulator | Real | Stack | Float
-"""What a value is while its program is lowered."""
+"""The lowered form of a value."""
 Env = dict[Value, Found]
-"""What the values of a program are, as far as it has been lowered."""
+"""The lowered forms of the values of a program, as far as it has been lowered."""
 
 
 def get(env: Env, value: Value) -> Found:
-    """What a value is for an equation that reads it."""
+    """The lowered form of a value for an equation that reads it."""
     found = Constant(value.constant) if value.constant is not None else env[value]
     if isinstance(found, Stack):
         raise stacked(found.eqn)
@@ -66,7 +66,7 @@ def get(env: Env, value: Value) -> Found:
 
 
 def tensor_of(found: Found) -> str:
-    """The tensor of a value that flows."""
+    """The tensor of a value that is not constant."""
     assert isinstance(found, Codes | Accumulator)
     return found.tensor
 

@@ -1,4 +1,4 @@
-"""What a graph costs: multiplications, bytes of constants, bytes of activations."""
+"""Counts what a graph costs: multiplications, bytes of constants, bytes of activations."""
 
 import itertools
 import math
@@ -16,13 +16,13 @@ from qjax.ops.facts import CountsProducts
 
 
 def macs(graph: Graph, node: Node, batch: int = 1, shapes: Mapping[str, Sizes] | None = None) -> int:
-    """Products of a code and a weight (or of two codes) that a matrix product or convolution adds up.
+    """The number of products of a code and a weight (or of two codes) in a matrix product or convolution.
 
-    Those with elements of the padding are counted, as a kernel with a padded input computes them; those with the zeros
-    that a transposed convolution puts between the elements of its input are not. Fused nodes are the sum of their
-    members. 0 for every other operation.
+    Products with padding elements count, because a kernel with a padded input computes them. Products with the zeros
+    that a transposed convolution inserts between the elements of its input do not count. Fused nodes are the sum of
+    their members. For every other operation the number is 0.
 
-    shapes: those of `shapes_at` for the batch, where they are known.
+    shapes: the result of `shapes_at` for the batch, if known.
     """
     shapes = shapes_at(graph, batch) if shapes is None else shapes
     if node.op == backend.NAME:
@@ -44,7 +44,7 @@ def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int, s
 
 
 def _weight(graph: Graph, node: Node, prefix: str) -> Sequence[int | None]:
-    """The shape of the weight of a node, or of a member of a fused node; () without one."""
+    """The shape of the weight of a node, or of a member of a fused node; () if it has none."""
     names = [node.constants[prefix + role] for role in ("kernel", "weights") if prefix + role in node.constants]
     return graph.tensors[names[0]].shape if names else ()
 
@@ -66,10 +66,10 @@ def constant_bytes(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def peak_bytes(graph: Graph, batch: int) -> int:
-    """The most bytes of activations that are alive at once.
+    """The most bytes of activations that are alive at the same time.
 
     A tensor lives from the node that computes it (an input: from the start) to its last reader (an output: to the end),
-    and no node writes over its input. The order is that of the nodes.
+    and no node overwrites its input. Nodes run in their stored order.
     """
     last: dict[str, int] = {}
     for index, node in enumerate(graph.nodes):

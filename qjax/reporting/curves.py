@@ -1,4 +1,4 @@
-"""The curves of a training run: charts as SVG, which need no script, and a table of first and last values."""
+"""Draws the curves of a training run as SVG charts, which need no script, and tabulates first and last values."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ _NOTES = {
 class Chart:
     """Lines over training steps.
 
-    lines: (name, points); points with values that are not finite are left out. logarithmic: of the vertical axis.
+    lines: (name, points); points that are not finite are left out. logarithmic: whether the vertical axis is.
     """
 
     title: str
@@ -52,7 +52,7 @@ def charts_of(log: TrainingLog) -> list[Chart]:
 
 
 def table_of(log: TrainingLog) -> Table:
-    """First value, last value, least and greatest of every curve; what changed most comes first."""
+    """First, last, least and greatest value of every curve, greatest change first."""
     rows: list[tuple[str, ...]] = []
     order: list[float] = []
     for name, points in log.curves.items():
@@ -112,7 +112,7 @@ def svg(chart: Chart) -> str:
 
 
 def section(charts: Sequence[Chart]) -> str:
-    """The part of the page that shows them; empty without charts."""
+    """The section of the page with these charts; empty if there are none."""
     if not charts:
         return ""
     figures = "".join(

@@ -1,4 +1,4 @@
-"""What a report holds, as JSON values: a verdict, the nodes of the network, its tensors, and named measures."""
+"""The content of a report as JSON values: a verdict, the nodes of the network, its tensors, and named measures."""
 
 import dataclasses
 import linecache
@@ -17,7 +17,7 @@ from qjax.reporting import facts
 from qjax.support.names import short_location
 
 _SCALES = 4096
-"""Scales of one tensor that a page holds; a tensor with more (groups of weights) shows evenly spaced ones."""
+"""The most scales of one tensor on a page; a tensor with more (groups of weights) shows evenly spaced ones."""
 _BARS = 128
 
 
@@ -25,7 +25,7 @@ _BARS = 128
 class Measure:
     """A number per node that colours the graph.
 
-    bad: which end deserves a look, "high" or "low"; "" for neither. unit: behind the number, such as "dB".
+    bad: which end deserves attention, "high" or "low", or "" for neither. unit: written after the number, such as "dB".
     """
 
     key: str
@@ -51,9 +51,9 @@ class Document:
     """Everything on a page.
 
     state: "exact", "equal" (to `qjax.exact`), "differs" or "unknown". headline: one sentence.
-    cards: (label, value, note), the figures at the top. advice: what to do next, the most urgent first.
-    details: longer texts, (title, lines). extra: HTML of one more section; whoever makes it escapes names.
-    nodes, tensors: JSON values, see `nodes_of`; both are drawn by the script.
+    cards: (label, value, note), the figures at the top. advice: what to do next, most urgent first.
+    details: longer texts, (title, lines). extra: HTML of one more section, whose author must escape names.
+    nodes, tensors: JSON values, see `nodes_of`; the script draws both.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Document:
     extra: str = ""
 
     def data(self) -> dict[str, Any]:
-        """What the script draws."""
+        """The data for the script."""
         return {
             "kind": self.kind,
             "labels": list(self.labels),
@@ -85,7 +85,7 @@ def nodes_of(graph: IntegerGraph, *, source: bool) -> tuple[list[dict[str, Any]]
     """The graph's inputs and nodes in execution order, and the tensors that have a page of their own.
 
     Args:
-      source: hold the line of the user's file that each node comes from.
+      source: whether to include the line of the user's file that each node comes from.
     """
     found = facts.facts(graph)
     ir = graph.ir
@@ -147,7 +147,7 @@ MEASURES = (
 
 
 def tensor_of(tensor: Tensor, kind: str) -> dict[str, Any]:
-    """One tensor: its grid, its scales, and the histogram of its codes where it is a constant."""
+    """One tensor: its grid, its scales, and, if it is a constant, the histogram of its codes."""
     q = tensor.quantization
     found: dict[str, Any] = {
         "name": tensor.name,
@@ -175,35 +175,35 @@ def _some(scale: np.ndarray) -> list[float]:
     flat = scale.reshape(-1)
     if flat.size > _SCALES:
         flat = flat[np.linspace(0, flat.size - 1, _SCALES).astype(int)]
-    # Nine digits tell every float32 from its neighbours.
+    # Nine digits distinguish every float32 from its neighbours.
     return [float(f"{value:.9g}") for value in flat]
 
 
 def count_codes(codes: np.ndarray, qmin: int, qmax: int) -> tuple[np.ndarray, int]:
-    """int64 [codes]: how often each code from qmin to qmax occurs; and the least code."""
+    """int64 [codes]: how often each code from qmin to qmax occurs; and qmin."""
     wide = codes.reshape(-1).astype(np.int64) - qmin
     return np.bincount(np.clip(wide, 0, qmax - qmin), minlength=qmax - qmin + 1), qmin
 
 
 def codes_histogram(counts: np.ndarray, qmin: int) -> dict[str, Any]:
-    """A histogram of codes alone; neighbouring codes are joined to at most 128 bars."""
+    """A histogram of codes alone; neighbouring codes are combined into at most 128 bars."""
     group = -(-counts.size // _BARS) if counts.size > 32 else 1
     after = np.add.reduceat(counts, np.arange(0, counts.size, group))
     return {"qmin": int(qmin), "width": group, "after": after.tolist()}
 
 
 def number(value: float | None) -> float | None:
-    """A number that JSON has, with as many digits as a page shows; None for NaN and infinities."""
+    """A number that JSON can represent, rounded to the digits on the page; None for NaN and infinities."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def _near(location: str | None) -> str | None:
-    """A location below the working folder without that folder's path; of another one only its last folder."""
+    """A location relative to the working folder; for one elsewhere, only its last folder is kept."""
     here = os.getcwd() + os.sep
     return location.removeprefix(here) if location and location.startswith(here) else short_location(location)
 
 
 def line_of(location: str | None) -> str | None:
-    """The text of a line "file:line", where the file is on this machine."""
+    """The text of a line "file:line", if the file is on this machine."""
     path, _, line = (location or "").rpartition(":")
     return linecache.getline(path, int(line)).strip()[:200] or None if path and line.isdigit() else None

@@ -1,4 +1,4 @@
-"""Everything that `qjax inspect` and `qjax.report` say of a graph, as JSON values."""
+"""Collects everything that `qjax inspect` and `qjax.report` show about a graph, as JSON values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def facts(graph: IntegerGraph, batch: int = 1) -> dict[str, Any]:
     """The graph as JSON values: target, inputs, outputs, nodes, tensors, totals.
 
     Args:
-      batch: the size of the batch that multiplications and activations are counted for.
+      batch: the batch size for which multiplications and activations are counted.
     """
     ir = graph.ir
     shapes, sizes = shapes_at(ir, batch), bytes_at(ir, batch)
@@ -50,7 +50,7 @@ def facts(graph: IntegerGraph, batch: int = 1) -> dict[str, Any]:
 
 def _node(ir: Graph, node: Node, batch: int, shapes: Mapping[str, Sizes]) -> dict[str, Any]:
     view = NodeView(ir, node)
-    reached = _reached(view)
+    reached = _register_bounds(view)
     width = min(_REGISTER, _REGISTER if view.accumulator is None else view.accumulator.bits)
     return {
         "name": node.name,
@@ -72,14 +72,14 @@ def _node(ir: Graph, node: Node, batch: int, shapes: Mapping[str, Sizes]) -> dic
     }
 
 
-def _reached(view: NodeView) -> tuple[int, int] | None:
-    """The least and the greatest value of a node's register in the worst case, or None where it has none."""
+def _register_bounds(view: NodeView) -> tuple[int, int] | None:
+    """The least and the greatest value of a node's register in the worst case; None if it has no register."""
     register = view.accumulator
     if register is None:
         return None
     if register.bits >= _REGISTER:
         return bounds(view.graph, view.node)
-    # A narrow register holds the products only. The bias is added after it.
+    # A narrow register holds only the products, and the bias is added after it.
     products = product_bounds(view.graph, view.node, stored=register.operands == "codes")
     assert products is not None
     return int(products[0].min(initial=0)), int(products[1].max(initial=0))
@@ -97,12 +97,12 @@ def _tensor(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _grid(tensor: Tensor) -> dict[str, Any]:
-    """Scale, zero point, range of codes and of real numbers; a list of them along `axes`."""
+    """Scale, zero point, and range of codes and of float values; lists along `axes`."""
     q = tensor.quantization
     if q is None:
         return {"scale": None, "zero_point": None, "codes": None, "axes": None, "reals": None}
     scale, zero = np.asarray(q.scale), np.asarray(q.zero_point)
-    # A double holds a float32 exactly, and JSON writes the shortest text of the double.
+    # A double represents a float32 exactly, and JSON writes the shortest text of the double.
     reals = None
     if scale.ndim == 0 and zero.ndim == 0:
         reals = [(code - int(zero)) * float(scale) for code in (q.qmin, q.qmax)]

@@ -1,4 +1,4 @@
-"""Measures of nodes for Google's Model Explorer, which lays them over the picture of an emitted .tflite file.
+"""Writes measures of nodes for Google's Model Explorer, which overlays them on the graph of an emitted .tflite file.
 
 The format is that of Model Explorer's own `node_data_builder.py`: {"results": {tensor: {"value": number}}, "gradient":
 [{"stop": 0, "bgColor": colour}, ...]}. A result belongs to the node that computes the tensor of that name.
@@ -17,7 +17,7 @@ from qjax.support.batches import Inputs
 from qjax.support.transfers import with_transfers
 
 _COLOURS = {"high": ("#ffffff", "#e06c2b"), "low": ("#e06c2b", "#ffffff"), "": ("#ffffff", "#5b95d6")}
-"""Of the least and of the greatest value, by the end that deserves a look."""
+"""The colours of the least and of the greatest value, by the end that deserves attention."""
 
 
 @with_transfers
@@ -35,17 +35,17 @@ def node_data(
 
     Args:
       thing: a quantized model, or a graph; see `qjax.report`.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. None is allowed for
-        a graph.
-      folder: where to write `MEASURE.json`, such as `total.json`; it is made if it does not exist.
-      inputs: what of a batch the model is called with.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. None is
+        allowed for a graph.
+      folder: where to write `MEASURE.json`, such as `total.json`; it is created if it does not exist.
+      inputs: picks the model's arguments out of a batch.
 
     Returns:
       The paths.
 
     Raises:
-      TypeError: something else than a quantized model or a graph.
-      ValueError: no batches, where they are needed.
+      TypeError: `thing` is neither a quantized model nor a graph.
+      ValueError: there are no batches, although they are needed.
     """
     document = collect(thing, batches, inputs=inputs, source=False, function="node_data")
     place = Path(folder)

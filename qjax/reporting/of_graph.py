@@ -1,4 +1,4 @@
-"""The report of a graph: what it is, and with data how its codes are used."""
+"""Builds the report of a graph: its structure, and with data how its codes are used."""
 
 import dataclasses
 import math
@@ -43,13 +43,13 @@ class Usage:
 
     @property
     def entropy(self) -> float:
-        """Bits per code that carry something."""
+        """The bits of information per code."""
         shares = self.counts[self.counts > 0] / max(1, int(self.counts.sum()))
         return max(0.0, -math.fsum(shares * np.log2(shares)))
 
 
 def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, Usage]:
-    """Tensor -> its codes, for all quantized tensors; the graph runs node by node."""
+    """Tensor -> the usage of its codes, for all quantized tensors; the graph runs node by node."""
     ir = graph.ir
     runner = Runner(ir, "graph", graph.interpreter.constants)
     counts: dict[str, np.ndarray] = {}
@@ -58,7 +58,7 @@ def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, 
         q = ir.tensors[name].quantization
         if q is None or q.qmax - q.qmin > 2**16:
             return
-        # On the host: np.bincount accepts any integer dtype, and a device would compile one program per shape.
+        # Count on the host, because np.bincount accepts any integer dtype, and a device would compile once per shape.
         flat = np.asarray(codes).reshape(-1).astype(np.int64) - q.qmin
         found = np.bincount(np.clip(flat, 0, q.qmax - q.qmin), minlength=q.qmax - q.qmin + 1)
         counts[name] = counts.get(name, 0) + found
@@ -81,7 +81,7 @@ def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, 
 
 
 def of_graph(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]] | None, *, title: str, source: bool) -> Document:
-    """Measure a graph. batches: arguments of calls; None shows what is known without data."""
+    """Measure a graph. batches: arguments of calls; with None, only what is known without data is shown."""
     nodes, tensors = nodes_of(graph, source=source)
     seen = {} if batches is None else usage(graph, batches)
     report = accumulators(graph, batches)
@@ -114,7 +114,7 @@ def of_graph(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]] | None, *, 
 
 
 def graph_cards(graph: IntegerGraph, report: AccumulatorReport) -> list[tuple[str, str, str]]:
-    """Target, size, work and room of a graph."""
+    """Cards with the target, size, work and headroom of a graph."""
     totals = facts.facts(graph)["totals"]
     rooms = [node.headroom for node in report.nodes]
     cards = [
@@ -129,7 +129,7 @@ def graph_cards(graph: IntegerGraph, report: AccumulatorReport) -> list[tuple[st
 
 
 def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str, Usage], no_data: bool) -> list[str]:
-    """What a graph alone says should be done."""
+    """The advice that follows from a graph alone."""
     found = overflow_advice(report, graph.target)
     crowded = [(name, u) for name, u in seen.items() if u.ends > 0.05]
     for name, known in sorted(crowded, key=lambda item: -item[1].ends)[:3]:
@@ -138,18 +138,18 @@ def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str,
             "Elsewhere the tensor is clipped: calibrate with more data."
         )
     if no_data:
-        found.append("Give data to see how codes are used: qjax.report(graph, batches).")
+        found.append("Pass data to see how codes are used: qjax.report(graph, batches).")
     found.append(
-        "For errors against the float model, give the quantized model instead: qjax.report(qmodel, batches). For "
-        "another runtime's rounding, give two graphs: qjax.report((graph, graph.retarget(name)), batches)."
+        "For errors against the float model, pass the quantized model instead: qjax.report(qmodel, batches). For "
+        "another runtime's rounding, pass two graphs: qjax.report((graph, graph.retarget(name)), batches)."
     )
     return found
 
 
 def overflow_advice(report: AccumulatorReport, target: str) -> list[str]:
-    """Registers that some input overflows, and pairs that an x86 CPU without VNNI would clip.
+    """Advice for registers that some input overflows, and for pairs that an x86 CPU without VNNI would saturate.
 
-    The latter is for runtimes that have such kernels, which are those with a target for them.
+    The latter is given only for targets whose runtimes have such kernels.
     """
     found: list[str] = []
     narrow = [node for node in report.nodes if node.headroom < 0]
@@ -167,7 +167,7 @@ def overflow_advice(report: AccumulatorReport, target: str) -> list[str]:
 
 
 def add_accumulators(nodes: list[dict[str, Any]], report: AccumulatorReport) -> None:
-    """The bits that the data needed, beside the worst case."""
+    """Add the bits that the data needed to the worst case."""
     known = {node.name: node for node in report.nodes}
     for node in nodes:
         entry = known.get(node["name"])
@@ -183,7 +183,7 @@ def add_accumulators(nodes: list[dict[str, Any]], report: AccumulatorReport) -> 
 
 
 def node_table(nodes: Sequence[dict[str, Any]], measures: Sequence[Measure]) -> Table:
-    """All nodes with all measures."""
+    """Tabulate all nodes with all measures."""
     shown = [m for m in measures if any(node["measures"].get(m.key) is not None for node in nodes)]
     header = [
         "node",
@@ -202,7 +202,7 @@ def node_table(nodes: Sequence[dict[str, Any]], measures: Sequence[Measure]) -> 
 
 
 def accumulator_table(report: AccumulatorReport) -> Table:
-    """Registers, worst cases and what the data needed."""
+    """Tabulate registers, worst cases and what the data needed."""
     header = ["node", "products", "register, bits", "worst case, bits", "headroom, bits", "pairs at risk"]
     header += ["data, bits", "data with partial sums, bits", "overflows", "pairs clipped"] if report.examples else []
     rows: list[list[Any]] = []
@@ -221,7 +221,7 @@ def _pairs(seen: Any) -> str:
 
 
 def cell(value: float | None) -> str:
-    """A measure in a table."""
+    """Format a measure for a table."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"

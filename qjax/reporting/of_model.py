@@ -1,4 +1,4 @@
-"""The report of a quantized model: errors against the float model, the graph, and whether both agree."""
+"""Builds the report of a quantized model: errors against the float model, the graph, and whether both agree."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from qjax.support.batches import batch_size
 from qjax.support.progress import stage
 
 Metric = Callable[[Any, Any], Any]
-"""(output of the model, batch) -> scalar, the mean over the batch; more is better."""
+"""A function of (output of the model, batch) that returns a scalar, the mean over the batch; greater is better."""
 
 _ERRORS = (
     Measure("total", "total error (SQNR)", "Signal to noise of the output against the float model.", "low", "dB"),
@@ -123,15 +123,15 @@ def _difference(report: Report) -> tuple[str, str]:
 
 
 _LOST_CHANNEL = 10.0
-"""Decibels below which a channel of an output is lost, if the whole output keeps as many more."""
+"""A channel of an output below this SQNR in dB is lost, if the whole output has at least that many dB more."""
 
 
 class _Outputs:
-    """The graph's real outputs beside the float model's, and the metric of both."""
+    """The graph's dequantized outputs next to the float model's, and the metric of both."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        # of each output and each channel (element of the last axis): the sums of squares of the error and the output
+        # For each output and each channel (element of the last axis): the sums of squares of the error and the output.
         self.squares: list[Any] = [0.0 for _ in names]
         self.scores = np.zeros(2)
         self.examples = 0
@@ -140,7 +140,7 @@ class _Outputs:
 
     @property
     def ratios(self) -> dict[str, tuple[float, int, float]]:
-        """Of each output: its signal to noise in decibels, the worst channel, and that of this channel."""
+        """For each output its signal-to-noise ratio in dB, its worst channel, and that channel's ratio."""
         found: dict[str, tuple[float, int, float]] = {}
         for name, squares in zip(self.names, self.squares, strict=True):
             noise, signal = np.reshape(squares, (2, -1)) if np.ndim(squares) else np.zeros((2, 1))
@@ -154,16 +154,16 @@ class _Outputs:
         return found
 
     def advice(self) -> list[str]:
-        """The outputs of which a channel is lost although the whole looks well."""
+        """The outputs in which a channel is lost although the whole looks good."""
         return [
             f"Channel {channel} of the output {name} keeps {least:.1f} dB, the whole output {ratio:.1f} dB. Return "
-            "parts of unlike size apart, so that each has a scale of its own, or give the output 16 bits."
+            "parts of different magnitude separately, so that each has its own scale, or give the output 16 bits."
             for name, (ratio, channel, least) in self.ratios.items()
             if least < _LOST_CHANNEL and ratio - least > _LOST_CHANNEL
         ]
 
     def cards(self) -> list[tuple[str, str, str]]:
-        """Accuracy first, where there is a metric; then the signal to noise of every output."""
+        """Accuracy first, if there is a metric; then the signal-to-noise ratio of every output."""
         found: list[tuple[str, str, str]] = []
         if self.with_metric:
             plain, graph = self.scores / self.examples
@@ -207,7 +207,7 @@ def _outputs(
 
 
 def _arrays(batches: Sequence[tuple[Any, tuple[Any, ...]]]) -> bool:
-    """Whether all arguments are arrays: Python values (flags) cannot be arguments of a jitted function."""
+    """Whether all arguments are arrays, because Python values (flags) cannot be arguments of a jitted function."""
     leaves = jax.tree.leaves([args for _, args in batches], is_leaf=lambda x: x is None)
     return all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves)
 
@@ -220,7 +220,8 @@ def _score(value: Any) -> float:
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(
-            f"report: metric(output, batch) must return one number, the mean over the batch. Got shape {array.shape}."
+            f"report: expected metric(output, batch) to return one number, the mean over the batch, got shape "
+            f"{array.shape}."
         )
     return float(array.reshape(()))
 

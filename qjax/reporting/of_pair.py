@@ -1,4 +1,4 @@
-"""The report of two graphs of one model: where they part first, by how much, and why."""
+"""Builds the report of two graphs of one model: where they diverge first, by how much, and why."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""A document as one HTML file: verdict and tables are plain HTML, the graph and the plots are drawn by the script.
+"""Renders a document as one HTML file: verdict and tables are plain HTML, and the script draws the graph and plots.
 
 The page loads nothing: its Content-Security-Policy forbids every connection, and allows the one script by its hash.
-All text of users (names, lines of code) is escaped, in HTML and in the JSON that the script reads.
+All user text (names, lines of code) is escaped, in HTML and in the JSON that the script reads.
 """
 
 import base64
@@ -22,7 +22,7 @@ _STATES = {
 
 
 def page(document: Document) -> str:
-    """The whole file."""
+    """Render the whole file."""
     script, style, licences = (asset(name) for name in ("report.js", "report.css", "licences.txt"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -55,12 +55,12 @@ def page(document: Document) -> str:
 
 
 def asset(name: str) -> str:
-    """A file of `assets/`."""
+    """Read a file of `assets/`."""
     return files("qjax.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def embedded(document: Document) -> str:
-    """The data as JSON that a script element can hold: no character of it can end the element."""
+    """The data as JSON for a script element: no character in it can end the element."""
     found = json.dumps(document.data(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return found.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -40,25 +40,25 @@ def report(
     | a graph (`convert`, `load`, `read`) | nodes, scales, accumulators, bytes, MACs; with batches how codes are used |
     | a tuple of two graphs | where they differ first, by how much, and why |
 
-    Every batch is run several times, and stays in memory. A few hundred examples tell enough.
+    Every batch is run several times, and stays in memory. A few hundred examples are enough.
 
     Args:
       thing: see above.
-      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. None is allowed for
-        one graph only.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, a list of anything. None is
+        allowed for one graph only.
       path: where to write; an existing file is replaced.
-      inputs: what of a batch the model is called with.
+      inputs: picks the model's arguments out of a batch.
       metric: (output of the model, batch) -> scalar, the mean over the batch, such as the accuracy. For models only.
-      title: the page's title; None makes one.
-      source: show the line of your code that each node comes from. The page then holds these lines.
+      title: the page's title; None generates one.
+      source: whether to show the line of your code that each node comes from. The page then contains these lines.
       training: the scalars of the training run, drawn as curves: scales, oscillations, losses.
 
     Returns:
       The path.
 
     Raises:
-      TypeError: something else than a quantized model or graphs.
-      ValueError: no batches, where they are needed.
+      TypeError: `thing` is neither a quantized model nor one or two graphs.
+      ValueError: there are no batches, although they are needed.
     """
     if training is not None and not isinstance(training, TrainingLog):
         raise TypeError(f"report: training: expected a qjax.training.TrainingLog, got {brief(training)}.")
@@ -79,10 +79,10 @@ def collect(
     source: bool = True,
     function: str = "report",
 ) -> Document:
-    """What `report` shows, as values; function: the name in errors about the batches."""
+    """Collect what `report` shows, as values. function: the name in errors about the batches."""
     graphs = _graphs(thing, function)
     if metric is not None and graphs:
-        raise ValueError("report: metric= is for quantized models; a graph alone has no float model to compare with.")
+        raise ValueError("report: metric= is for quantized models, because a graph has no float model to compare with.")
     # Only a single graph can be shown without data.
     given = None if batches is None and len(graphs) == 1 else list(Batches(batches, inputs, function))
     calls = None if given is None else [args for _, args in given]
@@ -98,13 +98,13 @@ def collect(
 
 
 def with_training(document: Document, log: TrainingLog) -> Document:
-    """The document with the curves of a training run, and a table of them."""
+    """Add the curves of a training run, and a table of them, to the document."""
     tables = [*document.tables, curves.table_of(log)]
     return dataclasses.replace(document, extra=curves.section(curves.charts_of(log)), tables=tables)
 
 
 def _graphs(thing: Any, function: str) -> tuple[IntegerGraph, ...]:
-    """The graphs to show; none where `thing` is a quantized model."""
+    """The graphs to show; empty if `thing` is a quantized model."""
     if isinstance(thing, IntegerGraph):
         return (thing,)
     if isinstance(thing, (tuple, list)):

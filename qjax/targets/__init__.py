@@ -1,4 +1,4 @@
-"""What a runtime computes, by name."""
+"""Targets: named descriptions of the arithmetic of runtimes, whose rounding a graph can match."""
 
 from qjax.targets import embedded, executorch, fpga, generic, onnx, openvino, tflite, torch, tvm
 from qjax.targets.base import Target, Weighted, get, names, register

@@ -1,4 +1,4 @@
-"""A Target says what one runtime computes, per operation; the conversion writes it into the graph's nodes."""
+"""A `Target` describes what one runtime computes, per operation; the conversion writes it into the graph's nodes."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -26,8 +26,8 @@ class Weighted:
     """How accumulators of products with weights become codes.
 
     Args:
-      rule: of `numerics.requantize`.
-      scale: how the effective scale s_x * s_w / s_y is formed: in doubles ("f64"), or from the product rounded to
+      rule: a rule of `numerics.requantize`.
+      scale: how the effective scale s_x * s_w / s_y is computed: in doubles ("f64"), or from the product rounded to
         float32 ("f32"), see `numerics.effective_scale`.
     """
 
@@ -37,37 +37,37 @@ class Weighted:
     def __post_init__(self) -> None:
         rule = get_rule(self.rule)
         if rule.needs_key:
-            raise ValueError(f"Weighted: a target is deterministic; {self.rule!r} needs a key per call.")
+            raise ValueError(f"Weighted: expected a deterministic rule, got {self.rule!r}, which needs a key per call.")
         if self.scale not in get_args(ScaleForm):
             raise ValueError(f"Weighted: expected a scale of the form 'f64' or 'f32', got {self.scale!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The arithmetic of a runtime: everything that decides what it computes.
+    """The arithmetic of a runtime: everything that determines its results bit for bit.
 
-    An operation that the fields do not name is one exact sum in 64 bits and one rounding.
+    An operation without a field here is one exact sum in 64 bits, rounded once.
 
     Args:
       name: how recipes and graphs refer to it.
-      requantize: what ends matrix products and convolutions with weights: a rule's name or a `Weighted`. A name alone
-        means that the effective scale is formed in doubles.
-      rounding: of the exact sum of operations without a formula.
-      per_channel: what ends products whose weights have a scale per channel. None means as `requantize`.
-      dot: what ends matrix products. None means as the two before.
-      dot_per_channel: what ends matrix products with a scale per channel. None means as `dot`.
-      conv: what ends convolutions.
-      depthwise: what ends depthwise convolutions.
-      wide: what ends products whose activations have 16 bits. None means as those of 8 bits.
-      wide_dot: what ends matrix products of 16-bit activations. None means as `wide`.
-      accumulator: the width of the sums, and what happens beyond it.
+      requantize: how matrix products and convolutions with weights become codes: a rule's name or a `Weighted`. With a
+        name alone, the effective scale is computed in doubles.
+      rounding: of the exact sum in operations without a formula.
+      per_channel: the same for products whose weights have a scale per channel. None means as `requantize`.
+      dot: the same for matrix products. None means as the two before.
+      dot_per_channel: the same for matrix products with a scale per channel. None means as `dot`.
+      conv: the same for convolutions.
+      depthwise: the same for depthwise convolutions.
+      wide: the same for products whose activations have 16 bits. None means as those of 8 bits.
+      wide_dot: the same for matrix products of 16-bit activations. None means as `wide`.
+      accumulator: the width of the sums, and what happens when they exceed it.
       depthwise_accumulator: that of depthwise convolutions with one filter per channel, if it differs.
-      add: the formula of additions: a name out of `qjax.ops.formulas`, a rule of requantization, or None.
+      add: the formula of additions: a name from `qjax.ops.formulas`, a rule of requantization, or None.
       subtract: the formula of differences.
       multiply: the formula of products of two activations, element by element.
       matmul: the formula of matrix products of two activations.
-      scaled_matmul: whether such a formula also computes g (a @ b) for a number g > 0 of the program, as an operator
-        does whose first scale is float32(s_a g). Otherwise such a product is one exact sum.
+      scaled_matmul: whether such a formula also computes g (a @ b) for a constant g > 0, by the first scale
+        float32(s_a g), as an operator does. Otherwise such a product is one exact sum.
       rescale: the formula of a change of scale.
       mean: the formula of means.
       average_pool: the formula of average pooling.
@@ -75,7 +75,7 @@ class Target:
       quantize: how float inputs become codes, see `numerics.input_quantization`.
       dequantize: how output codes become floats, see `numerics.output_dequantization`.
       tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
-      softmax: how codes become codes of their softmax, see `numerics.softmax`. None means that it is not known.
+      softmax: how the codes of a softmax are computed, see `numerics.softmax`. None means that it is not known.
       resize: how images of codes are resized bilinearly, see `numerics.interpolation`.
       lstm: how a step of an LSTM is computed, see `numerics.lstm`. None means that it is not known.
       squared_difference: how squares of differences are computed, see `qjax.ops.squared_difference`: "exact", "tflite".
@@ -85,14 +85,13 @@ class Target:
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
         int16x8 as a whole; PyTorch's engines have 8 bits only.
       wide_weights: whether a layer may have weights of more than 8 bits.
-      wide_activations: whether activations may have more than 8 bits. A runtime of which it is not known has none.
-      wide_zero_points: whether codes of more than 8 bits may have a zero point, or be unsigned. Without it they are
-        int16 with the zero point 0, and `convert` refuses others. A runtime of which it is not known has none.
-      dynamic: how rows get codes at run time in products that `qjax.Dynamic(per="row")` names, and what their sums
-        become: "onnx", "tflite" or "xnnpack", see `qjax.numerics.dynamic_formulas`. A product that the runtime does not
-        have keeps the first.
-      composed: operations without an operator in the runtime, which a program holds as chains of operators. Codes for
-        which an operation has no chain stay one operation.
+      wide_activations: whether activations may have more than 8 bits; False for runtimes where this is not known.
+      wide_zero_points: whether codes of more than 8 bits may have a zero point, or be unsigned. Otherwise they are
+        int16 with zero point 0, and `convert` refuses others. False for runtimes where this is not known.
+      dynamic: how products under `qjax.Dynamic(per="row")` quantize rows at run time and finish their sums: "onnx",
+        "tflite" or "xnnpack", see `qjax.numerics.dynamic_formulas`. Products that the runtime lacks use "onnx".
+      composed: operations without an operator in the runtime, which a program holds as chains of operators. An
+        operation whose codes have no such chain stays one operation.
       description: what was modelled: runtime, version, kernels.
 
     Examples:
@@ -153,13 +152,14 @@ class Target:
         object.__setattr__(self, "rounding", Rounding.of(self.rounding))
         if self.rounding is Rounding.STOCHASTIC:
             raise ValueError(
-                f"Target {self.name!r}: a target is deterministic; stochastic rounding needs a key per call."
+                f"Target {self.name!r}: expected a deterministic rounding; a stochastic one needs a key per call."
             )
         object.__setattr__(self, "same_grid", frozenset(self.same_grid))
         object.__setattr__(self, "composed", frozenset(self.composed))
         if not self.same_grid <= {"mean", "average_pool"}:
             raise ValueError(
-                f"Target {self.name!r}: same_grid may hold 'mean' and 'average_pool', got {sorted(self.same_grid)}."
+                f"Target {self.name!r}: same_grid: expected 'mean' and 'average_pool' only, got "
+                f"{sorted(self.same_grid)}."
             )
         if self.quantize not in INPUT_QUANTIZATIONS:
             raise ValueError(
@@ -185,7 +185,7 @@ class Target:
     def weighted(
         self, op: Literal["dot", "conv", "depthwise"], *, per_channel: bool = False, wide: bool = False
     ) -> Weighted:
-        """What finishes a product with weights; wide: of activations that have 16 bits."""
+        """How a product with weights becomes codes. wide: whether its activations have 16 bits."""
         choices = [getattr(self, op), self.per_channel if per_channel else None, self.requantize]
         if op == "dot" and per_channel:
             choices.insert(0, self.dot_per_channel)
@@ -195,26 +195,26 @@ class Target:
 
     @property
     def powers_of_two(self) -> bool:
-        """Whether it only shifts accumulators, so that every scale must be a power of two."""
+        """Whether the runtime only shifts accumulators, so that every scale must be a power of two."""
         chosen = [getattr(self, field) for field in _WEIGHTED]
         return any(get_rule(own.rule).powers_of_two for own in chosen if own is not None)
 
     def takes(self, spec: QSpec) -> bool:
-        """Whether the runtime has tensors of such codes, as far as their width and zero point decide it."""
+        """Whether the runtime supports such codes, as far as their width and zero point are concerned."""
         return spec.bits <= 8 or self.wide_zero_points or (spec.signed and spec.symmetric)
 
     def with_bits(self, spec: QSpec, bits: int) -> QSpec:
-        """The same spec with another width: signed and symmetric where the runtime has no others of that width."""
+        """The same spec with another width, signed and symmetric if the runtime supports no others of that width."""
         wider = spec.replace(bits=bits)
         taken = bits == spec.bits or self.takes(wider)
         return wider if taken else wider.replace(signed=True, symmetric=True, narrow_range=None)
 
     def formula(self, op: str) -> str | None:
-        """The name of the formula of an operation without weights; None is the exact sum."""
+        """The name of the formula of an operation without weights; None means the exact sum."""
         return getattr(self, op)
 
     def replace(self, **changes: object) -> "Target":
-        """A copy with some fields changed; give it a name of its own."""
+        """A copy with some fields changed; give it a new name."""
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
 
@@ -229,8 +229,8 @@ _CPU = (
     "'openvino_cpu' and 'torch_onednn' run on CPUs."
 )
 _GPU = (
-    "No target follows this runtime bit for bit. Take 'nearest_even', the default, and graph.emit('stablehlo', ...) "
-    "for XLA on a GPU or TPU, or graph.emit('onnx', ..., style='integer') for whatever runs ONNX."
+    "No target matches this runtime bit for bit. Use 'nearest_even', the default, and graph.emit('stablehlo', ...) "
+    "for XLA on a GPU or TPU, or graph.emit('onnx', ..., style='integer') for any runtime of ONNX files."
 )
 _PROFILES = {
     **dict.fromkeys(("tensorrt", "trt"), "tensorrt"),
@@ -240,7 +240,7 @@ _PROFILES = {
     "ethos": "ethos_u",
     "tidl": "tidl",
 }
-"""Devices whose demands are a profile; `qjax.profiles` has them, which knows targets and is not known here."""
+"""Devices that have a profile instead of a target; the profiles are in `qjax.profiles`, which imports this."""
 
 _TFLITE = (
     "Did you mean 'tflite_micro' (microcontrollers), 'tflite_optimized_x86', 'tflite_optimized_arm' or "
@@ -267,14 +267,14 @@ _WORDS = {
         ("int8", "int4", "uint8", "fp8"), "Bits are set with Recipe(weights=QSpec(bits=...)), not by a target."
     ),
 }
-"""Words that people write for a target, in the order in which they are looked for. None: the nearest name will do."""
+"""Words that people use for a target, in the order in which they are tried. None: suggest the nearest name."""
 
 
 def register(target: Target) -> Target:
     """Make a target known by its name, so that recipes and saved graphs can refer to it.
 
     Args:
-      target: the target. A name means one arithmetic: another target of the same name is an error.
+      target: the target. A name stands for one arithmetic, so another target with the same name is an error.
     """
     if _targets.setdefault(target.name, target) != target:
         raise ValueError(f"Another target is registered under the name {target.name!r}.")
@@ -282,10 +282,10 @@ def register(target: Target) -> Target:
 
 
 def get(name: "str | Target") -> Target:
-    """The target of that name; a Target is returned as it is.
+    """The target with that name; a `Target` is returned unchanged.
 
     Args:
-      name: of a registered target, or a `Target`.
+      name: the name of a registered target, or a `Target`.
     """
     if isinstance(name, Target):
         return name

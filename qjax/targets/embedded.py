@@ -1,4 +1,4 @@
-"""Microcontrollers and accelerators: CMSIS-NN, NVDLA and TOSA."""
+"""Targets of microcontrollers and accelerators: CMSIS-NN, NVDLA and TOSA."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, register

@@ -1,4 +1,4 @@
-"""ExecuTorch's XNNPACK delegate, on the models that its quantizer makes."""
+"""The target of ExecuTorch's XNNPACK delegate, for models from its quantizer."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, Weighted, register
@@ -11,7 +11,7 @@ EXECUTORCH_XNNPACK = register(
         add="xnnpack_add",
         subtract="xnnpack_add",
         multiply="xnnpack_multiply",
-        # The partitioner leaves products of two activations to float32.
+        # The partitioner keeps products of two activations in float32.
         matmul="float32/f32",
         rescale="executorch_rescale",
         mean="xnnpack_mean",

@@ -1,4 +1,4 @@
-"""FPGAs: scales that are powers of two, and the fixed-point types of high-level synthesis."""
+"""Targets of FPGAs: scales that are powers of two, and the fixed-point types of high-level synthesis."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, register

@@ -1,4 +1,4 @@
-"""Targets that are a rule rather than a runtime."""
+"""Targets that stand for a rounding rule rather than a runtime."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, register

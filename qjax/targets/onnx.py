@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU."""
+"""Targets of ONNX Runtime on the CPU."""
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rounding import Rounding

@@ -1,4 +1,4 @@
-"""OpenVINO's CPU plugin, on the files that qjax writes for it."""
+"""The target of OpenVINO's CPU plugin, for the files that qjax writes for it."""
 
 from qjax.targets.base import Target, Weighted, register
 

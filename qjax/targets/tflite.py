@@ -1,6 +1,6 @@
-"""TensorFlow Lite: LiteRT's three sets of kernels and TFLite Micro.
+"""Targets of TensorFlow Lite: LiteRT's three sets of kernels, and TFLite Micro.
 
-The same .tflite file has different codes under each of them, and under the optimised ones on ARM and on x86.
+The same .tflite file produces different codes with each of them, and with the optimised ones on ARM and on x86.
 """
 
 from qjax.numerics.rounding import Rounding
@@ -8,7 +8,7 @@ from qjax.targets.base import Target, Weighted, register
 
 _SAME_GRID = frozenset({"average_pool"})
 _COMPOSED = frozenset({"dot", "normalize", "softmax"})
-"""Of LiteRT: TFLite Micro has no kernel that looks up the table of reciprocal roots."""
+"""For LiteRT only, because TFLite Micro has no kernel that looks up the table of reciprocal roots."""
 
 TFLITE_MICRO = register(
     Target(
@@ -67,7 +67,7 @@ TFLITE_OPTIMIZED_X86 = register(
         add="tflite_add_neon",
         subtract="tflite_add",
         multiply="tflite_multiply_neon",
-        # BATCH_MATMUL keeps the reference rounding
+        # BATCH_MATMUL uses the reference rounding.
         matmul="tflite_matmul",
         rescale="tflite_rescale_neon",
         mean="tflite_mean_neon",
@@ -94,7 +94,7 @@ TFLITE_OPTIMIZED_X86 = register(
 TFLITE_OPTIMIZED_ARM = register(
     TFLITE_OPTIMIZED_X86.replace(
         name="tflite_optimized_arm",
-        # These two were not measured on ARM, where the compiler may fuse the sum.
+        # These two were not measured on ARM, where the compiler may fuse the multiply and the add.
         dequantize="product",
         dynamic="onnx",
         requantize=Weighted("tflite_arm_gemm"),
@@ -144,7 +144,7 @@ TFLITE_XNNPACK = register(
 TFLITE_XNNPACK_ARM = register(
     TFLITE_XNNPACK.replace(
         name="tflite_xnnpack_arm",
-        # not measured on ARM
+        # The TFLite formula was not measured on ARM.
         dynamic="onnx",
         multiply="xnnpack_multiply_arm",
         mean="xnnpack_mean_arm",

@@ -1,8 +1,8 @@
-"""PyTorch's quantized operators on x86, one target per engine.
+"""Targets of PyTorch's quantized operators on x86, one per engine.
 
-Averages are those of tensors in channels last, as PyTorch's quantized convolutions return them, and a mean over height
-and width is adaptive_avg_pool2d(1). FBGEMM and oneDNN take uint8 activations; their products are exact with VNNI, or
-with activations of 7 bits, and saturate to int16 in pairs without.
+Averages are those of channels-last tensors, which PyTorch's quantized convolutions return, and a mean over height and
+width is adaptive_avg_pool2d(1). FBGEMM and oneDNN take uint8 activations. Their products are exact with VNNI, or with
+activations of 7 bits, and saturate to int16 in pairs otherwise.
 """
 
 from qjax.numerics.accumulator import EXACT, Accumulator

@@ -1,4 +1,4 @@
-"""TVM: the default lowering of q_multiply_shift, and the one for NEON that left with Relay."""
+"""Targets of TVM: the default lowering of q_multiply_shift, and the NEON lowering that was removed with Relay."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, Weighted, register
@@ -13,7 +13,7 @@ TVM = register(
         matmul="single_round",
         rescale="single_round",
         quantize="division",
-        # `relax.op.quantize` of TVM 0.27 writes int16 and uint16 with any zero point
+        # `relax.op.quantize` of TVM 0.27 writes int16 and uint16 with any zero point.
         wide_activations=True,
         wide_zero_points=True,
         description="TVM's q_multiply_shift, default lowering: one rounding, ties up; scales per channel per axis",

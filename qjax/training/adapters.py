@@ -54,7 +54,7 @@ def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
     changed = _add(merged, traced, matrices)
     for _, variable in nnx.to_flat_state(nnx.state(merged.model, nnx.LoRAParam)):
         variable[...] = jnp.zeros_like(variable[...])
-    states = _carried(merged, raw, plan)
+    states = _carry_numbers(merged, raw, plan)
     merged.plan = dataclasses.replace(plan, adapters="merged", **states.pop("plan"))
     merged.quantizers = QuantizerNumbers(merged.plan.by_name, states.pop("quantizers"))
     merged.fingerprint = fingerprint(merged.plan.by_name)
@@ -125,13 +125,13 @@ def _add(model: QuantizedModel, traced: Traced, matrices: _Matrices) -> set[str]
         variable = variables[name]
         adapter, moves, depth = found[0]
         whole = variable[...]
-        added = _stacked(matrices[adapter], moves, whole.shape, depth)
+        added = _stack_steps(matrices[adapter], moves, whole.shape, depth)
         variable[...] = (whole.astype(jnp.float32) + added).astype(whole.dtype)
         changed.add(name)
     return changed
 
 
-def _stacked(
+def _stack_steps(
     steps: Mapping[tuple[int, ...], jax.Array], moves: tuple[Move, ...], shape: tuple[int, ...], depth: int
 ) -> jax.Array:
     parts = {step: moved_back(matrix, moves, shape[depth:]).astype(jnp.float32) for step, matrix in steps.items()}
@@ -140,7 +140,7 @@ def _stacked(
     return jnp.stack([parts[step] for step in np.ndindex(*shape[:depth])]).reshape(shape)
 
 
-def _carried(model: QuantizedModel, raw: Traced, plan: Plan) -> dict[str, Any]:
+def _carry_numbers(model: QuantizedModel, raw: Traced, plan: Plan) -> dict[str, Any]:
     """The quantizers of the merged model, each with the numbers that its tensor had before the merge."""
     _, old = plan.read(raw)
     _, new = dataclasses.replace(plan, adapters="merged").read(raw)

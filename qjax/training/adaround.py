@@ -202,11 +202,11 @@ def _learned(v: np.ndarray, numbers: tuple[np.ndarray, ...], options: Options) -
     # optax promotes dtypes and ranks, which the caller's JAX settings may forbid.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         given = [np.asarray(value, np.float32) for value in numbers]
-        return np.asarray(_descended(np.asarray(v, np.float32), given, schedule, np.float32(options.rate)))
+        return np.asarray(_descend(np.asarray(v, np.float32), given, schedule, np.float32(options.rate)))
 
 
 @jax.jit
-def _descended(v: jax.Array, numbers: list[jax.Array], schedule: jax.Array, rate: jax.Array) -> jax.Array:
+def _descend(v: jax.Array, numbers: list[jax.Array], schedule: jax.Array, rate: jax.Array) -> jax.Array:
     """Run all steps. schedule: the regulariser's weight and exponent at each of them, float32 [steps, 2]."""
     moments, toward, w, floor, scale, low, high, unit = numbers
     adam = optax.adam(rate)

@@ -181,12 +181,12 @@ def rebuild(
     for block in track(blocks, "rebuild: block", enabled=progress):
         wanted = [block(index, reals, live) for index, live in enumerate(lives[1])]
         if block.names:
-            found.append(_rebuilt(qmodel, block, own, reals, lives, wanted, options, rng))
+            found.append(_rebuild_block(qmodel, block, own, reals, lives, wanted, options, rng))
         lives = [[block(index, own, live) for index, live in enumerate(lives[0])], wanted]
     return Reconstruction(tuple(found), dict(walk.left))
 
 
-def _rebuilt(
+def _rebuild_block(
     qmodel: QuantizedModel,
     block: Block,
     own: Stream,
@@ -302,12 +302,12 @@ def _learn(
             weight, beta = annealed(index, options)
             given = rounding.numbers, others, np.float32(weight), np.float32(beta)
             dropped = {n: {**own.grids[n], "on": own.grids[n]["on"] & (rng.random() >= DROP)} for n in free}
-            mixed = _mixed(lives[0][which], lives[1][which], rng)
+            mixed = _mix(lives[0][which], lives[1][which], rng)
             values, state = step(values, state, given, mixed, wanted[which], {**fixed, **dropped, **off})
     return values
 
 
-def _mixed(quantized: Tensors, reals: Tensors, rng: np.random.Generator) -> Tensors:
+def _mix(quantized: Tensors, reals: Tensors, rng: np.random.Generator) -> Tensors:
     """Each float tensor, with about half of its elements from the float model and the others quantized."""
     pairs = zip(quantized, reals, strict=True)
     return [jnp.where(rng.random(x.shape, np.float32) < DROP, y, x) if _is_float(x) else x for x, y in pairs]

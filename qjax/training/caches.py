@@ -52,7 +52,7 @@ class Units:
 
     def state(self, state: Any) -> Any:
         """Convert a state of the float model to the new units."""
-        return self._scaled(state, inverse=True)
+        return self._scale(state, inverse=True)
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Convert arguments of the float model to the new units."""
@@ -63,7 +63,7 @@ class Units:
         """Convert a result to the units of the float model."""
         leaves, tree = jax.tree.flatten(output)
         own = jax.tree.leaves(self.where.part(jax.tree.unflatten(tree, range(len(leaves)))))
-        scaled = jax.tree.leaves(self._scaled(self.where.part(output), inverse=False))
+        scaled = jax.tree.leaves(self._scale(self.where.part(output), inverse=False))
         for position, value in zip(own, scaled, strict=True):
             leaves[position] = value
         return jax.tree.unflatten(tree, leaves)
@@ -79,7 +79,7 @@ class Units:
             found[i] = spread(labels, group.labels, factors)
         return dataclasses.replace(self, factors=tuple(found))
 
-    def _scaled(self, state: Any, *, inverse: bool) -> Any:
+    def _scale(self, state: Any, *, inverse: bool) -> Any:
         leaves, tree = jax.tree.flatten(state)
         found: list[Any] = []
         for leaf, factors in zip(leaves, self.factors, strict=True):
@@ -119,7 +119,7 @@ class Found:
     units: Units
 
 
-def located(
+def locate_state(
     qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...], what: str = "equalize"
 ) -> tuple[states.Where, list[Leaf | None], Call]:
     """The place of the state, its arrays, and a call; arrays of integers or that the call does not change are None.
@@ -132,7 +132,7 @@ def located(
     traced = call.traced
     result = jax.tree.unflatten(traced.returned, traced.results.outputs)
     try:
-        where = states.located(state, positional(model.model), args, result)
+        where = states.locate(state, positional(model.model), args, result)
     except ValueError as error:
         raise ValueError(str(error).replace("convert", what, 1)) from error
     counts = [len([x for x in jax.tree.leaves(x) if isinstance(x, (jax.Array, np.ndarray))]) for x in args]
@@ -150,7 +150,7 @@ def located(
 
 def units_of(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) -> Units:
     """The units of a model's state before any rescaling. args: of one call."""
-    where, leaves, _ = located(qmodel, state, args, "post_training")
+    where, leaves, _ = locate_state(qmodel, state, args, "post_training")
     return Units(where, (None,) * len(leaves))
 
 
@@ -173,7 +173,7 @@ def move_states(
       least: a candidate is accepted only if the noise falls below this fraction of its earlier value.
     """
     qmodel = models[0]
-    where, leaves, call = located(qmodel, state, seen[0])
+    where, leaves, call = locate_state(qmodel, state, seen[0])
     present = [leaf for leaf in leaves if leaf is not None]
     names = unchanged(call, qmodel.plan).names
     flat = nnx.to_flat_state(nnx.state(qmodel.model, nnx.Param))
@@ -262,13 +262,13 @@ class _Trial:
     def best(self, group: Shared, least: float) -> tuple[str, np.ndarray, float, float] | None:
         """(formula, factors, noise before and after) of the best candidate; None, and no change, if none is good."""
         if not np.isfinite(self._noise).all():
-            self._noise = self._measured(self.units)
+            self._noise = self._measure(self.units)
         first, start, before = _snapshot(self._qmodel), self.units, self._noise
         found: tuple[str, np.ndarray, Any, Units, np.ndarray] | None = None
         for way, factors in self._candidates(group):
             scale_parameters(self._qmodel, group, factors)
             units = start.moved(group, factors)
-            noise = self._measured(units)
+            noise = self._measure(units)
             if np.all(noise < (least * before if found is None else found[4])):
                 found = way, factors, _snapshot(self._qmodel), units, noise
             nnx.update(self._qmodel, first)
@@ -297,7 +297,7 @@ class _Trial:
         columns = zip(*rows, strict=True)
         return [np.max([np.abs(np.asarray(x, np.float64)).max(0, keepdims=True) for x in each], 0) for each in columns]
 
-    def _measured(self, units: Units) -> np.ndarray:
+    def _measure(self, units: Units) -> np.ndarray:
         """The noise of each group of batches after a calibration."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about noisy tensors, because the last calibration warns of them

@@ -102,7 +102,7 @@ class Distillation:
         own.eval()
         args = next(iter(Batches([sample], inputs, "distill")))[1]
         graphdef, state = nnx.split(own)
-        return cls(state, graphdef, _matched(own.trace(*args).places, tensors), measure, share)
+        return cls(state, graphdef, _match_labels(own.trace(*args).places, tensors), measure, share)
 
     def teach(self, *args: Any, **kwargs: Any) -> tuple[Any, Mapping[str, jax.Array]]:
         """The float model's output for a call, and its intermediate tensors by label. No gradient flows back."""
@@ -277,7 +277,7 @@ def _numbers(path: Any, value: Any) -> bool:
     return isinstance(value, (nnx.Param, nnx.BatchStat))
 
 
-def _matched(places: Mapping[str, Place], wanted: Collection[str]) -> tuple[str, ...]:
+def _match_labels(places: Mapping[str, Place], wanted: Collection[str]) -> tuple[str, ...]:
     """The labels that the expressions match, in the order of execution."""
     if isinstance(wanted, str):
         raise TypeError(f"distill: tensors: expected a list of expressions, got {wanted!r}. Write [{wanted!r}].")

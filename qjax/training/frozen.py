@@ -85,7 +85,7 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
         variable = variables[name]
         whole = variable[...]
         frozen = Frozen(use, whole.shape[depth:], str(whole.dtype), whole.shape[:depth])
-        found[id(variable)] = FrozenParam.of(variable, frozen, _packed(frozen, whole, parts))
+        found[id(variable)] = FrozenParam.of(variable, frozen, _pack(frozen, whole, parts))
         names.append(name)
     if not names:
         reasons = "; ".join(f"{name}: {why}" for name, why in left) or "the call reads no quantized weight but adapters"
@@ -149,7 +149,7 @@ def _of_quantizer(qmodel: QuantizedModel, name: str, dtype: Any) -> _Parts:
     return parts
 
 
-def _packed(frozen: Frozen, whole: jax.Array, parts: _Parts) -> tuple[jax.Array, ...]:
+def _pack(frozen: Frozen, whole: jax.Array, parts: _Parts) -> tuple[jax.Array, ...]:
     """The codes of a parameter, computed for one iteration of the scans at a time, so that only one is in float."""
     steps = list(np.ndindex(*frozen.stack))
     rows = [frozen.packed(parts(moved(whole[step], frozen.use.moves), step)) for step in steps]

@@ -84,7 +84,7 @@ def equalize(
     Raises:
       ValueError: there is no batch, no such state, or no pair; the message gives the reason for each layer.
     """
-    return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
+    return _migrate_once("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
 
 
 def smooth(
@@ -107,10 +107,10 @@ def smooth(
       reference: a model with the same parameters, which are changed in the same way.
       progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
     """
-    return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
+    return _migrate_once("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 
 
-def _alone(
+def _migrate_once(
     what: str,
     qmodel: QuantizedModel,
     batches: Iterable[Any],

@@ -74,7 +74,7 @@ def post_training(
       ValueError: there is no batch; data, parameters or outputs hold NaN; a step does not exist or the target does not
         allow it; there is no such state; a loss or metric is not a number.
     """
-    names = _chosen(steps, effort)
+    names = _choose_steps(steps, effort)
     if not isinstance(recipe, Recipe):
         raise TypeError(
             f"post_training: expected a qjax.Recipe, got {brief(recipe)}. The order is (model, recipe, batches)."
@@ -163,7 +163,7 @@ def _obstacle(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str | None:
 # ---------------------------------------------------------------------- input
 
 
-def _chosen(steps: Sequence[str] | None, effort: Any) -> list[str]:
+def _choose_steps(steps: Sequence[str] | None, effort: Any) -> list[str]:
     if effort not in EFFORTS:
         raise ValueError(f"post_training: effort: expected one of {', '.join(map(repr, EFFORTS))}, got {effort!r}.")
     wanted = EFFORTS[effort] if steps is None else steps

@@ -185,7 +185,7 @@ def left_out(
         for name in names:
             if name in ends[0]:
                 parts = [_reach(own[name] for own in some) for some in (others, ends)]
-                fold[name] = _shrunk(known[name], *parts, symmetric=qmodel.plan.by_name[name].spec.symmetric)
+                fold[name] = _shrink(known[name], *parts, symmetric=qmodel.plan.by_name[name].spec.symmetric)
         folds.append(fold)
     return folds
 
@@ -199,7 +199,7 @@ def _reach(ends: Iterable[Ends]) -> Ends:
     return np.maximum(-np.stack(low).min(axis=0), 0.0), np.maximum(np.stack(high).max(axis=0), 0.0)
 
 
-def _shrunk(grid: Grid, others: Ends, every: Ends, *, symmetric: bool) -> Grid:
+def _shrink(grid: Grid, others: Ends, every: Ends, *, symmetric: bool) -> Grid:
     """The grid of a range whose ends shrink in the ratio of `others` to `every`."""
     below, above = (np.where(b > 0, a / np.where(b > 0, b, 1.0), 1.0) for a, b in zip(others, every, strict=True))
     scale, low, high = (np.asarray(grid[key], np.float32) for key in ("scale", "low", "high"))

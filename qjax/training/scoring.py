@@ -62,7 +62,7 @@ class Judge:
 
     def simulated(self, walk: Walk, qmodel: QuantizedModel, units: Units | None = None) -> Score:
         """The score of a model by a walk, an estimate that needs no compilation. units: of its state."""
-        return self._score(_restored(walk.outputs(Stream.of(qmodel), self._given(units)), units))
+        return self._score(_restore_units(walk.outputs(Stream.of(qmodel), self._given(units)), units))
 
     def true(self, qmodel: QuantizedModel, units: Units | None = None) -> Score:
         """The score by the fake-quantized forward itself."""
@@ -71,7 +71,7 @@ class Judge:
     def _outputs(self, model: nnx.Module, units: Units | None) -> list[Any]:
         graphdef, state = nnx.split(evaluation_copy(model))
         forward = jax.jit(lambda state, args: nnx.merge(graphdef, state)(*args))
-        return _restored([forward(state, args) for args in self._given(units)], units)
+        return _restore_units([forward(state, args) for args in self._given(units)], units)
 
     def _given(self, units: Units | None) -> list[tuple[Any, ...]]:
         return self._arguments if units is None else [units.arguments(args) for args in self._arguments]
@@ -117,7 +117,7 @@ class Judge:
             return None
         total = 0.0
         for (batch, args), output in zip(self._held, outputs, strict=True):
-            value = np.asarray(_called(score, name, output, batch))
+            value = np.asarray(_call_scorer(score, name, output, batch))
             if value.size != 1 or not np.isfinite(value).all():
                 raise ValueError(
                     f"post_training: expected {name}(output, batch) to return one finite number, the mean over the "
@@ -127,11 +127,11 @@ class Judge:
         return total / self.examples
 
 
-def _restored(outputs: list[Any], units: Units | None) -> list[Any]:
+def _restore_units(outputs: list[Any], units: Units | None) -> list[Any]:
     return outputs if units is None else [units.outputs(y) for y in outputs]
 
 
-def _called(score: Scorer, name: str, output: Any, batch: Any) -> Any:
+def _call_scorer(score: Scorer, name: str, output: Any, batch: Any) -> Any:
     try:
         return score(output, batch)
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:

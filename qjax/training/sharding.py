@@ -52,7 +52,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
         spec = PartitionSpec()
         if start is not None and keys[start] == "model":
             spec = spec_of("/".join(keys[start + 1 :]).removesuffix("/value"))
-        return NamedSharding(mesh, _checked(name, spec, leaf.shape, mesh))
+        return NamedSharding(mesh, _check_spec(name, spec, leaf.shape, mesh))
 
     found = jax.tree_util.tree_map_with_path(place, state)
     unused = [pattern for pattern in rules if pattern not in used]
@@ -65,7 +65,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
     return found
 
 
-def _checked(name: str, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def _check_spec(name: str, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     if len(spec) > len(shape):
         raise ValueError(f"shardings: {name!r} has shape {shape}, and {spec} names more axes than that.")
     for size, axes in zip(shape, spec, strict=False):

@@ -107,7 +107,7 @@ def _tables(work: Work) -> tuple[str, Any]:
 
 
 def _equalize(work: Work) -> tuple[str, Any]:
-    return _migrated(work, norm=False)
+    return _migrate(work, norm=False)
 
 
 def _rotate(work: Work) -> tuple[str, Any]:
@@ -120,10 +120,10 @@ def _rotate(work: Work) -> tuple[str, Any]:
 
 
 def _smooth(work: Work) -> tuple[str, Any]:
-    return _migrated(work, norm=True)
+    return _migrate(work, norm=True)
 
 
-def _migrated(work: Work, *, norm: bool) -> tuple[str, Any]:
+def _migrate(work: Work, *, norm: bool) -> tuple[str, Any]:
     state = None if norm else work.state
     models = [work.qmodel, work.reference]
     found = migrate(models, work.walk, work.fit, norm=norm, state=state, progress=work.progress)
@@ -157,7 +157,7 @@ def _precision(work: Work, *, nearest: bool = False) -> tuple[str, Any]:
     last = _some(work.fit[::-1], 16)
     if nearest and not _rounds_later(work):
         raise Skipped("there is no other measure")
-    solved = None if nearest else _solved(work, last)
+    solved = None if nearest else _solve_first(work, last)
     batches = _some(work.fit, 16) if solved is None else last
     options = {"solved": solved, "progress": work.progress}
     found = precision.choose(work.qmodel, work.reference, work.walk, batches, **options)
@@ -173,7 +173,7 @@ def _precision(work: Work, *, nearest: bool = False) -> tuple[str, Any]:
     )
 
 
-def _solved(work: Work, batches: list[tuple[Any, ...]]) -> QuantizedModel | None:
+def _solve_first(work: Work, batches: list[tuple[Any, ...]]) -> QuantizedModel | None:
     """A copy with weights by GPTQ, if that step comes later, has few bits to round to, and helps on these batches.
 
     GPTQ changes which tensors cost most.

@@ -41,7 +41,7 @@ class _Writer:
         self._new.values.update((value, old.values[value]) for value in traced.program.inputs if value in old.values)
         self._new.constants.update(value for value in traced.program.inputs if value in old.constants)
         known: Known = {value: value for value in traced.program.inputs}
-        equations = self._written(traced.program.equations, known, ())
+        equations = self._write_iteration(traced.program.equations, known, ())
         read = {value for eqn in equations for value in eqn.inputs}
         added = [value for value in self._parts.values() if value in read]
         program = Program((*traced.program.inputs, *added), self._outputs(traced.program, known), tuple(equations))
@@ -57,26 +57,26 @@ class _Writer:
     def _outputs(self, program: Program, known: Known) -> tuple[Value, ...]:
         return tuple(known.get(value, value) for value in program.outputs)
 
-    def _written(self, equations: Sequence[Equation], known: Known, index: Index) -> list[Equation]:
+    def _write_iteration(self, equations: Sequence[Equation], known: Known, index: Index) -> list[Equation]:
         """The equations of one iteration. index: the iterations of the scans around it."""
         found: list[Equation] = []
         for eqn in equations:
             if eqn.body is None or eqn in self._old.timed:
-                found.append(self._copied(eqn, known, index))
+                found.append(self._copy_equation(eqn, known, index))
             elif eqn.is_scan:
                 found += self._scan(eqn, eqn.body, known, index)
             else:
-                found += self._inlined(eqn, eqn.body, known, index)
+                found += self._inline(eqn, eqn.body, known, index)
         return found
 
-    def _inlined(self, eqn: Equation, body: Program, known: Known, index: Index) -> list[Equation]:
+    def _inline(self, eqn: Equation, body: Program, known: Known, index: Index) -> list[Equation]:
         """The equations of a rematerialised part, inlined."""
         found, inner = list[Equation](), Known()
         for outer, value in zip(eqn.inputs, body.inputs, strict=True):
-            found += self._entered(value, known.get(outer, outer), inner, index, eqn)
-        found += self._written(body.equations, inner, index)
+            found += self._enter(value, known.get(outer, outer), inner, index, eqn)
+        found += self._write_iteration(body.equations, inner, index)
         for outer, value in zip(eqn.outputs, self._outputs(body, inner), strict=True):
-            found += self._entered(outer, value, known, index, eqn)
+            found += self._enter(outer, value, known, index, eqn)
         return found
 
     def _scan(self, eqn: Equation, body: Program, known: Known, index: Index) -> list[Equation]:
@@ -92,14 +92,14 @@ class _Writer:
                 found += equations
                 given.append(part)
             for value, entering in zip(body.inputs, given, strict=True):
-                found += self._entered(value, entering, inner, (*index, step), eqn)
-            found += self._written(body.equations, inner, (*index, step))
+                found += self._enter(value, entering, inner, (*index, step), eqn)
+            found += self._write_iteration(body.equations, inner, (*index, step))
             outputs = self._outputs(body, inner)
             carry = list(outputs[:carried])
             for row, value in zip(rows, outputs[carried:], strict=True):
                 row.insert(0, value) if eqn.params["reverse"] else row.append(value)
         for value, leaving in zip(eqn.outputs, carry, strict=False):
-            found += self._entered(value, leaving, known, index, eqn)
+            found += self._enter(value, leaving, known, index, eqn)
         for value, row in zip(eqn.outputs[carried:], rows, strict=True):
             new = self._value(value, index)
             found += _inlined_as(lambda *parts: jnp.stack(parts), row, new, eqn)
@@ -120,7 +120,7 @@ class _Writer:
             self._state.add(part)
         return [], self._parts[stack, step]
 
-    def _entered(self, value: Value, source: Value, known: Known, index: Index, eqn: Equation) -> list[Equation]:
+    def _enter(self, value: Value, source: Value, known: Known, index: Index, eqn: Equation) -> list[Equation]:
         """Let `value` be `source`; if `value` has its own quantizer, through an equation that does nothing."""
         if value not in self._old.values:
             known[value] = source
@@ -132,7 +132,7 @@ class _Writer:
 
     # ------------------------------------------------------------------ copies
 
-    def _copied(self, eqn: Equation, known: Known, index: Index) -> Equation:
+    def _copy_equation(self, eqn: Equation, known: Known, index: Index) -> Equation:
         """A copy of an equation with the values of an iteration and the annotation of the original."""
         if not index and all(known.get(value, value) is value for value in eqn.inputs):
             new = eqn
@@ -144,16 +144,16 @@ class _Writer:
             outputs = tuple(known[value] for value in eqn.outputs)
             body = eqn.body and self._body(eqn.body, index)
             new = dataclasses.replace(eqn, inputs=inputs, outputs=outputs, body=body)
-        self._noted(eqn, new, index)
+        self._copy_notes(eqn, new, index)
         return new
 
     def _body(self, body: Program, index: Index) -> Program:
         """The body of a loop over time, copied for each iteration of the scans around it."""
         known: Known = {value: self._value(value, index) for value in body.inputs}
-        equations = tuple(self._copied(eqn, known, index) for eqn in body.equations)
+        equations = tuple(self._copy_equation(eqn, known, index) for eqn in body.equations)
         return Program(tuple(known[value] for value in body.inputs), self._outputs(body, known), equations)
 
-    def _noted(self, eqn: Equation, new: Equation, index: Index) -> None:
+    def _copy_notes(self, eqn: Equation, new: Equation, index: Index) -> None:
         old, found = self._old, self._new
         if eqn in old.ops:
             found.ops[new] = old.ops[eqn]
@@ -168,16 +168,16 @@ class _Writer:
             if (eqn, position) in old.invariant:
                 found.invariant.add((new, position))
         if new is eqn and eqn.body is not None:
-            self._kept(eqn.body)
+            self._keep_loop(eqn.body)
 
-    def _kept(self, body: Program) -> None:
+    def _keep_loop(self, body: Program) -> None:
         """Copy the annotation of a loop over time that is not unrolled."""
         for value in body.inputs:
             self._value(value, (), keep=True)
         for eqn in body.equations:
             for value in eqn.outputs:
                 self._value(value, (), keep=True)
-            self._noted(eqn, eqn, ())
+            self._copy_notes(eqn, eqn, ())
 
     def _value(self, value: Value, index: Index, *, keep: bool = False) -> Value:
         """A value of an iteration, with the annotation of the original."""

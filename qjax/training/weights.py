@@ -71,7 +71,7 @@ def unchanged(call: Call, plan: Plan, *, repeated: bool = False) -> Weights:
             continue
         quantizer = quantizer_of(plan.by_name, place.name)
         if place.stack:
-            left[place.name] = "it lives in a scan"
+            left[place.name] = "it is in a scan"
         elif place.name in plan.shared:
             left[place.name] = "the layers of a scan share its scale"
         elif path_of.get(eqn.inputs[index]) != place.name:

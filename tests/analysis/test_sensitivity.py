@@ -108,5 +108,5 @@ def test_table_json_and_picture(found, tmp_path):
 def test_what_cannot_be_measured_is_an_error(qmodel):
     with pytest.raises(ValueError, match="at least one batch, got none"):
         qjax.sensitivity(qmodel, [])
-    with pytest.raises(ValueError, match=r"loss\(output, batch\) must return one number.*Got shape \(8, 3\)"):
+    with pytest.raises(ValueError, match=r"expected loss\(output, batch\) to return one number.*got shape \(8, 3\)"):
         qjax.sensitivity(qmodel, [BATCHES[0][0]], loss=lambda output, _: output)

@@ -87,7 +87,7 @@ def test_some_tensors_by_pattern_table_and_json(qmodel, found):
 def test_what_cannot_be_looked_at(qmodel):
     with pytest.raises(ValueError, match=r"'nothing' matches no quantized tensor\. Tensors: input, "):
         qjax.statistics(qmodel, BATCHES, ["nothing"])
-    with pytest.raises(ValueError, match="nodes must be regular expressions"):
+    with pytest.raises(ValueError, match="nodes: expected regular expressions"):
         qjax.statistics(qmodel, BATCHES, ["("])
     with pytest.raises(ValueError, match="at least one batch"):
         qjax.statistics(qmodel, [])

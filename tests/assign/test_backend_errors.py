@@ -161,7 +161,9 @@ def test_relu_and_values_inside_jit() -> None:
         if bound == 0:
             assert_same(forward(model, x), graph(x))
         else:
-            with pytest.raises(ValueError, match="is not known inside jit: its lower bound is a constant other than 0"):
+            with pytest.raises(
+                ValueError, match=r"inside jit it is unknown .* its lower bound is a constant other than 0"
+            ):
                 forward(model, x)
     asks = Backend("asks", "nearest_even", [(op("dot", where=lambda n: n.constants["bias"][0] > 0), compose)])
     with pytest.raises(ValueError, match="asks for the value of an array of 'head', which is not known inside jit"):

@@ -306,10 +306,13 @@ def grid(**changes: Any) -> Graph:
 
 
 BROKEN = [
-    (lambda: replaced(tensors={**graph_of().tensors, "z": X}), "Tensor 'x' is stored under the name 'z'"),
+    (lambda: replaced(tensors={**graph_of().tensors, "z": X}), "Tensor 'x': expected it under its own name, got 'z'"),
     (lambda: replaced(inputs=("x", "none")), "The graph's inputs: there is no tensor 'none'"),
     (lambda: replaced(inputs=("x", "x")), "Input 'x' is listed twice"),
-    (lambda: with_tensor(W, inputs=("x", "w")), "Input 'w' carries data: a tensor is an input or a constant"),
+    (
+        lambda: with_tensor(W, inputs=("x", "w")),
+        "Input 'w': expected no data, because a tensor is either an input or a constant",
+    ),
     (lambda: replaced(inputs=("x", "y")), r"Node 'flatten' \(reshape\) computes 'y', which exists already"),
     (lambda: replaced(outputs=("none",)), "The graph's outputs: there is no tensor 'none'"),
     (
@@ -361,17 +364,17 @@ BROKEN = [
     ),
     (
         lambda: grid(zero_point=np.asarray([0, 8], np.int32)),
-        r"Tensor 'w': a zero point must be a code, in \[-8, 7\], got \[0 8\]",
+        r"Tensor 'w': expected a zero point within \[-8, 7\], got \[0 8\]",
     ),
     (
         lambda: grid(zero_point=np.asarray(-9, np.int32)),
-        r"Tensor 'w': a zero point must be a code, in \[-8, 7\], got -9",
+        r"Tensor 'w': expected a zero point within \[-8, 7\], got -9",
     ),
     (
         lambda: grid(scale=np.asarray([1, 0], np.float32)),
-        r"Tensor 'w': a scale must be finite and positive, got \[1. 0.\]",
+        r"Tensor 'w': expected finite and positive scales, got \[1. 0.\]",
     ),
-    (lambda: grid(scale=np.asarray([1, np.inf], np.float32)), "Tensor 'w': a scale must be finite and positive"),
+    (lambda: grid(scale=np.asarray([1, np.inf], np.float32)), "Tensor 'w': expected finite and positive scales"),
 ]
 
 

@@ -65,7 +65,7 @@ def test_a_large_batch_inside_jit() -> None:
 
 
 def test_errors_say_what_was_expected() -> None:
-    with pytest.raises(ValueError, match=r"expected both start and finish, or neither. Got only start"):
+    with pytest.raises(ValueError, match=r"expected both start and finish, or neither; got only start"):
         Callback(three_sigma, start=lambda spec, shape: np.float32(0))
     x = jnp.ones((6, 3))
     wrong_shape = Callback(

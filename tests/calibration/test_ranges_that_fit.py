@@ -217,7 +217,9 @@ class Head(nnx.Module):
 def test_scores_beside_boxes_are_named():
     _, _, said = converted(Head(joined=True), X)
     assert len(said) == 2
-    assert all("never leave one or two codes" in m and "Return parts of unlike size apart" in m for m in said)
+    assert all(
+        "never leave one or two codes" in m and "Return parts of different magnitude separately" in m for m in said
+    )
 
 
 def test_channels_of_few_values_lie_close_together_by_chance():
@@ -267,7 +269,7 @@ def test_examples_that_hardly_differ_are_named():
         assert re.search(
             r"channels along axis 1 \(.*\) move by 0\.00\d+ at most and never leave one or two codes", message
         )
-        assert "All channels hardly differ from example to example: calibrate with data" in message
+        assert "All channels hardly differ between examples: calibrate with data" in message
 
 
 def test_scores_apart_from_boxes_are_fine():

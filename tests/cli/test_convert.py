@@ -58,7 +58,7 @@ def test_another_target(qjax, folder):
 def test_emitting_is_refused(refused, folder):
     assert "'onx' is not one of" in refused("emit", "dense.qjax", "onx", "-o", "x")
     message = refused("emit", "dense.qjax", "tflite", "-o", "x.tflite", "--style", "qdq")
-    assert message == "--style is not an option of the format tflite, which takes --batch, --int4."
+    assert message == "--style is not an option of the format tflite, which supports --batch, --int4."
     assert "expected one of the styles" in refused("emit", "dense.qjax", "onnx", "-o", "x.onnx", "--style", "none")
     assert "nearest_even" in refused("emit", "dense.qjax", "tflite", "-o", "x.tflite", "--target", "nearest_even")
     assert "create it first" in refused("emit", "dense.qjax", "onnx", "-o", "none/x.onnx")

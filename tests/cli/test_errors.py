@@ -87,7 +87,7 @@ def test_unreadable_files(refused, folder, monkeypatch):
 
 def test_unknown_targets(refused):
     for line in (["inspect", "dense.qjax", "--target", "gpu"], ["targets", "gpu"]):
-        assert refused(*line).startswith("Unknown target 'gpu'. No target follows this runtime bit for bit.")
+        assert refused(*line).startswith("Unknown target 'gpu'. No target matches this runtime bit for bit.")
 
 
 def test_a_kind_is_told_by_content(qjax, folder):

@@ -139,22 +139,22 @@ def shaped(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no .npy file"),
-        (b"PK\3\4nonsense", "no .npy file"),
+        (b"", "expected a .npy file of numbers"),
+        (b"PK\3\4nonsense", "expected a .npy file of numbers"),
         (npy(np.zeros((2, 5), np.float32))[:-1], "expected 40 bytes of data, got 39"),
         (npy(np.zeros((2, 5), np.float32)) + b"x", "expected 40 bytes of data, got 41"),
         (shaped("(99999999, 9)"), "expected 3599999964 bytes"),
         (shaped("(2305843009213693952, 8)"), "expected 73786976294838206464 bytes"),
         (shaped("(9223372036854775808, 0)"), "expected 0 bytes of data, got 4"),
         (shaped(f"({'1, ' * 33})"), "at most 32 dimensions, got 33"),
-        (shaped("(9**9999, 1)"), "no .npy file"),
-        (shaped("(-1, -1)"), "no .npy file"),
-        (shaped("1" * 60_000), "no .npy file"),
-        (shaped("(" * 60_000), "no .npy file"),
+        (shaped("(9**9999, 1)"), "expected a .npy file of numbers"),
+        (shaped("(-1, -1)"), "expected a .npy file of numbers"),
+        (shaped("1" * 60_000), "expected a .npy file of numbers"),
+        (shaped("(" * 60_000), "expected a .npy file of numbers"),
         (npy(np.zeros(2, [("a", "i4")])), "one of records"),
-        (npy(ONE)[:8], "no .npy file"),
+        (npy(ONE)[:8], "expected a .npy file of numbers"),
         (npy(np.asarray([print], object)), "expected an array of numbers, got dtype '|O'"),
-        (pickle.dumps(print), "no .npy file"),
+        (pickle.dumps(print), "expected a .npy file of numbers"),
     ],
 )
 def test_hostile_npy_files(refused, folder, content, message):
@@ -165,7 +165,7 @@ def test_hostile_npy_files(refused, folder, content, message):
 
 def test_hostile_npz_files(refused, folder, monkeypatch):
     (folder / "hostile.npz").write_bytes(b"PK\3\4 no archive")
-    assert "no .npz file, or a damaged one" in refused("run", "dense.qjax", "hostile.npz")
+    assert "expected a .npz file, got another or a damaged one" in refused("run", "dense.qjax", "hostile.npz")
     monkeypatch.setattr(arrays, "MAX_BYTES", 10_000)
     with zipfile.ZipFile(folder / "hostile.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", npy(np.zeros((10_000, 5), np.float32)))
@@ -182,7 +182,7 @@ def test_outputs_that_cannot_be_written(refused, folder, x):
     assert "create it first" in refused("run", "dense.qjax", "x.npy", "-o", "none/y.npy")
     np.savez(folder / "two.npz", words=np.zeros(2, np.int32), bias=np.zeros((2, 3), np.float32))
     message = refused("run", "pair.qjax", "two.npz", "-o", "kept.npy")
-    assert message == "kept.npy: a .npy file holds one array, and there are 2 outputs: write a .npz."
+    assert message == "kept.npy: expected one output for a .npy file, got 2: write a .npz."
     assert (folder / "kept.npy").read_bytes() == b"as it was"
     (folder / "folder.npy").mkdir()
     assert "expected the name of a file, got a folder" in refused("run", "dense.qjax", "x.npy", "-o", "folder.npy")

@@ -238,7 +238,7 @@ def test_wrong_arguments() -> None:
         qjax.compare(a, name, REALS)
     with pytest.raises(TypeError, match=r"compare: expected batches .*, got 3"):
         qjax.compare(a, a, cast(Any, 3))
-    with pytest.raises(TypeError, match="takes floats, or codes of dtype int8; got int32"):
+    with pytest.raises(TypeError, match="expected floats, or codes of dtype int8, got int32"):
         qjax.compare(a, a, np.zeros((1, 6, 6, 4), np.int32))
     with pytest.raises(TypeError, match="takes 1 inputs"):
         qjax.compare(a, a, (REALS, REALS))

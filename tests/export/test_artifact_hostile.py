@@ -164,7 +164,7 @@ def test_scales_that_are_no_scales(scale):
     document, arrays, data = parts(SMALL)
     begin, end = arrays["scale:w"]["data_offsets"]
     poisoned = data[:begin] + np.full(3, scale, np.float32).tobytes() + data[end:]
-    with pytest.raises(GraphError, match="Tensor 'w': a scale must be finite and positive"):
+    with pytest.raises(GraphError, match="Tensor 'w': expected finite and positive scales"):
         from_bytes(build(document, arrays, poisoned))
 
 

@@ -50,7 +50,7 @@ def test_invalid_settings(kwargs: Any, error: Any, message: str) -> None:
         (MLP, {"middle": Dynamic()}, "override 'middle' matches nothing"),
         (Stack, {"block/norm": Dynamic()}, "override 'block/norm'.* 'block/norm' has none of its own"),
         (MLP, {nnx.Conv: Dynamic()}, "override Conv matches nothing"),
-        (MLP, {"last": qjax.Override(method="dynamic")}, r"use qjax.Dynamic\(\) instead"),
+        (MLP, {"last": qjax.Override(method="dynamic")}, r"use qjax.Dynamic\(\), which finds"),
     ],
 )
 def test_recipes_that_fit_no_model(model: Any, overrides: Any, message: str) -> None:

@@ -257,7 +257,7 @@ def test_mistakes_say_what_was_expected():
         qjax.from_keras(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     with pytest.raises(TypeError, match=r"of Keras 3, got .*use qjax\.from_function"):
         qjax.from_keras(jnp.sin)
-    with pytest.raises(ValueError, match=r"the model 'late' is not built.*Call it once on a batch"):
+    with pytest.raises(ValueError, match=r"expected a built model, got 'late'.*Call it once on a batch"):
         qjax.from_keras(keras.Sequential([layers.Dense(2)], name="late"))
     rolling = keras.Sequential([keras.Input(batch_shape=(2, 4, 3)), layers.GRU(3, stateful=True, name="rolling")])
     with pytest.raises(ValueError, match=r"got 'rolling' with stateful=True.*initial_state"):

@@ -56,7 +56,7 @@ UNCONVERTIBLE = {
     "mean over the batch": (
         lambda m, x: m.b(m.a(x) - m.a(x).mean(0, keepdims=True)),
         "4.0 on a batch of 4 becomes 8.0 on one of 8",
-        "no operation may treat an example by its position in the batch or by the size of the batch",
+        "no operation may depend on an example's position in the batch or on the batch size",
     ),
     "sum over the batch": (
         lambda m, x: m.b(m.a(x)).sum(0),

@@ -72,13 +72,13 @@ def test_errors_say_what_was_expected():
         ValueError, match=r"Target 'chip', requantize: rule must be one of .*double_round.* Got 'dubble'"
     ):
         Target("chip", "dubble")
-    with pytest.raises(ValueError, match="Target 'chip', conv: Weighted: a target is deterministic"):
+    with pytest.raises(ValueError, match="Target 'chip', conv: Weighted: expected a deterministic rule"):
         Target("chip", conv="stochastic")
     with pytest.raises(ValueError, match="expected a scale of the form 'f64' or 'f32', got 'f16'"):
         Weighted("neon", "f16")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"quantize must be one of reciprocal, .* Got 'floor'"):
         Target("chip", quantize="floor")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="same_grid may hold 'mean' and 'average_pool', got"):
+    with pytest.raises(ValueError, match="same_grid: expected 'mean' and 'average_pool' only, got"):
         Target("chip", same_grid=frozenset({"add"}))
     near = r"Unknown target 'tflite'\. Did you mean 'tflite_micro' \(microcontrollers\), .*\? Known targets: cmsis_nn, "
     with pytest.raises(ValueError, match=near):

@@ -165,5 +165,7 @@ def test_a_weight_that_holds_the_batch_names_its_line():
         return jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ model.first(x)
 
     qmodel = qjax.quantize(Of(function), qjax.Recipe(), x)
-    with pytest.raises(ValueError, match=r"test_example_loops.*made of parameters and holds the batch"):
+    with pytest.raises(
+        ValueError, match=r"test_example_loops.*computed from parameters, but its shape depends on the batch"
+    ):
         qjax.calibrate(qmodel, [jnp.concatenate([x, x])], progress=False)

@@ -230,7 +230,9 @@ def test_errors_say_what_is_expected():
     with pytest.raises(ValueError, match=r"no weight can be frozen. the call reads no quantized weight"):
         freeze_base(qmodel, TOKENS, train=nnx.Param)
     freeze_base(qmodel, TOKENS)
-    with pytest.raises(ValueError, match=r"'head/kernel', which freeze_base made codes. Call qjax.training.thaw_base"):
+    with pytest.raises(
+        ValueError, match=r"'head/kernel', which freeze_base stored as codes. Call qjax.training.thaw_base"
+    ):
         qjax.training.codes_of(qmodel, ["head/kernel"])
     with pytest.raises(TypeError, match="freeze_base: expected a quantized model, got the float model Dropped"):
         freeze_base(Dropped(), TOKENS)  # pyright: ignore[reportArgumentType]

@@ -139,7 +139,7 @@ def quantized(model, sample=None):
 
 
 def symmetries(qmodel, args, state: Any = "cache") -> tuple[caches.Units, list, Symmetries]:
-    where, leaves, traced = caches.located(qmodel, state, args)
+    where, leaves, traced = caches.locate_state(qmodel, state, args)
     paths = ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(qmodel.model, nnx.Param))]
     names = weights_of(qmodel, args).names
     found = find_symmetries(traced, [leaf for leaf in leaves if leaf is not None], paths, names, ())

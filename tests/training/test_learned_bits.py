@@ -319,7 +319,7 @@ def test_codes_with_a_zero_point_do_not_learn():
     assert "QSpec(symmetric=True)" in dict(made.left)["input"]
     moving = qjax.Recipe(activations=qjax.QSpec(bits=8), method="lsq_plus")
     made = LearnedBits(qjax.quantize(Dense(), moving, X), X)
-    assert dict(made.left)["a"] == 'its zero point learns (method "lsq_plus")'
+    assert dict(made.left)["a"] == 'its zero point is learned (method "lsq_plus")'
     both = qjax.Recipe(activations=qjax.QSpec(symmetric=False), weights=qjax.QSpec(symmetric=False))
     with pytest.raises(ValueError, match=r"no tensor can learn its bits. a/kernel|no tensor can learn its bits. input"):
         LearnedBits(qjax.quantize(Dense(), both, X), X)

@@ -55,7 +55,7 @@ def test_what_is_no_parameter_as_it_stands_is_left():
     assert "computes it" in odd.left[0][1]
     deep = qjax.training.weights_of(qjax.quantize(Deep(), coarse(3), data(8, 3)), data(8, 3))
     assert deep.names == ("stem/kernel", "head/kernel")
-    assert dict(deep.left) == {"layers/kernel": "it lives in a scan"}
+    assert dict(deep.left) == {"layers/kernel": "it is in a scan"}
 
 
 def test_set_codes_stay_through_the_forward_and_the_conversion(small):
