@@ -1,7 +1,10 @@
-"""The quantized graph and a target make the program: every constant of a target is made here, and nowhere else.
+"""Makes a program from a quantized graph and a target; every constant of a target is made here, and nowhere else.
 
-`convert`, `retarget`, the readers and loaded files all come through `assign`. What the quantized graph says stays as it
-is: codes of weights, quantization parameters, the structure. See `ir` for the two stages.
+`convert`, `retarget`, the readers and loaded files all go through `assign`. It does not change what the quantized graph
+states: codes of weights, quantization parameters, the structure. See `ir` for the two stages.
+
+    quantized graph:  a = dot(x, w); c = add(a, b); y = quantize(c)
+    program:          y = dot(x, w) with bias, multiplier and shift, under the target's rule
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +31,15 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
 
     Args:
       graph: a quantized graph, see `check.check_quantized`.
-      target: the runtime whose rounding the program obeys.
-      alike: by the name of a node that states its constants: the same for nodes that share what the target adds where
-        it is equal, as the steps of a loop do. None: nodes that state the same constants are alike.
+      target: the runtime whose rounding the program matches.
+      alike: name of a node with stated constants -> a key that is equal for nodes that share what the target adds, such
+        as the iterations of a loop. None: nodes that state the same constants share it.
 
     Raises:
       GraphError: the graph breaks a rule of its stage.
       ValueError: the target names an unknown formula; an output's scale is far too small for its input.
-      ConversionError: an accumulator may overflow; the sign of a weight's codes cannot change; the runtime has no
-        tensors of such codes.
+      ConversionError: an accumulator may overflow; the sign of a weight's codes cannot change; the runtime does not
+        support such codes.
     """
     check_target(target)
     check_codes(check_quantized(graph), target)

@@ -1,11 +1,11 @@
-"""A vendor's device: which subgraphs it computes itself, with what kernels, and the target for everything else.
+"""Backends: devices of vendors, with the subgraphs that they compute themselves, and a target for everything else.
 
     chip = qjax.export.Backend("chip", target, [(pattern, kernel), ...])
     graph = qjax.convert(qmodel, sample, target=chip)
 
-A backend can be used wherever a target can: in a recipe, in `convert`, in `exact`; once registered, its name does too.
-The kernel is a pure JAX function of codes, the one that `convert`, `verify`, `exact` and the emitters all run, so their
-results hold for the device.
+A backend can be used wherever a target can: in a recipe, in `convert`, in `exact`; once registered, so can its name.
+The kernel is a pure JAX function of codes. `convert`, `verify`, `exact` and the emitters all run this function, so
+their results hold for the device.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ Prepare = Callable[[Match], Mapping[str, Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """One pattern and what computes it.
+    """One pattern and the kernel that computes it.
 
     Args:
       name: how graphs refer to the kernel.
@@ -44,9 +44,9 @@ class Fusion:
       kernel: (inputs, node) -> codes of the node's dtype and range. inputs: codes, in the order of the pattern's
         tensors. node: an `ops.backend.Fused`: `node["conv"].attributes`, `.constants["kernel"]`, and
         `node.constants`. Pure JAX without floats; `compose` runs the members' own kernels.
-      prepare: match -> int arrays by role, which the kernel finds in `node.constants`. Here, and only here, scales
-        are known. It runs on the host and inside jit and must give the same bits: compute in `qjax.numerics`
-        (`effective_scale`, `quantize_multiplier`), not in floats. None: no constants.
+      prepare: match -> int arrays by role, which the kernel finds in `node.constants`. Only this function sees scales.
+        It runs on the host and inside jit and must compute the same bits, so use `qjax.numerics`
+        (`effective_scale`, `quantize_multiplier`) instead of floats. None: no constants.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backend:
-    """A device.
+    """A device of a vendor.
 
     Args:
-      name: how graphs and recipes refer to it. Put a version in it: a name means one arithmetic.
+      name: how graphs and recipes refer to it. Include a version, because a name stands for one arithmetic.
       target: the rounding of the nodes that no pattern matches; also how inputs are quantized.
-      patterns: fusions, or pairs (pattern, kernel), whose name is the kernel's. Earlier ones claim nodes first; see
-        `qjax.graph.matching` for what else decides between overlapping matches.
-      others: the operations that nodes outside of all patterns may have; None is any. Others are refused, with the
-        user's line.
+      patterns: fusions, or pairs (pattern, kernel), which are named after the kernel. Earlier ones claim nodes first;
+        `qjax.graph.matching` describes how overlapping matches are resolved.
+      others: the operations that nodes outside all patterns may have; None is any. Others are refused, with the user's
+        line.
     """
 
     name: str
@@ -96,29 +96,29 @@ class Backend:
         return tuple(entry for entry in self.patterns if isinstance(entry, Fusion))
 
     def matches(self, graph: Any) -> list[tuple[Fusion, Match]]:
-        """What the device would compute itself."""
+        """The matches of the device's patterns in a graph."""
         ir: Graph = getattr(graph, "ir", graph)
         return [(self.fusions[i], m) for i, m in find(ir, [fusion.pattern for fusion in self.fusions])]
 
     def partition(self, graph: Graph) -> Graph:
-        """The graph with every match as one node of this backend; registers the backend.
+        """Replace every match by one node of this backend; registers the backend.
 
         Raises:
-          ConversionError: a node that is neither matched nor allowed by `others`.
-          TypeError, ValueError: a kernel that does not return codes of the stated dtype, shape and range, or that
-            computes in floats; a `prepare` that does not return int arrays; another backend of this name.
+          ConversionError: a node is neither matched nor allowed by `others`.
+          TypeError, ValueError: a kernel does not return codes of the stated dtype, shape and range, or computes in
+            floats; a `prepare` does not return int arrays; another backend has this name.
         """
         register_backend(self)
         check_integer(graph)
         found = self.matches(graph)
         for fusion, one in found:
-            graph = fuse_match(graph, one, self.name, fusion.name, _prepared(self.name, fusion, one))
+            graph = fuse_match(graph, one, self.name, fusion.name, _prepare_constants(self.name, fusion, one))
         own = {one.root.name for _, one in found}
         for node in graph.nodes:
             if node.name not in own and self.others is not None and node.op not in self.others:
                 raise ConversionError(
                     f"backend {self.name!r} has no pattern for {node.name!r} ({node.op}), and its "
-                    f"`others` allow {', '.join(self.others) or 'no operation'} alone. Patterns: "
+                    f"`others` allow {', '.join(self.others) or 'no operation'}. Patterns: "
                     f"{', '.join(fusion.name for fusion in self.fusions)}.",
                     where=node.location,
                 )
@@ -146,21 +146,21 @@ _backends: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Make a backend known by its name, so that graphs that hold its nodes can be loaded and run.
+    """Register a backend by its name, so that graphs with its nodes can be loaded and run.
 
     Args:
       backend: the backend.
 
     Raises:
-      ValueError: a backend with other kernels, or a target, has this name.
+      ValueError: another backend, or a target, has this name.
     """
     if backend.name in targets.names():
         raise ValueError(f"Backend {backend.name!r}: a target has this name; choose another.")
     known = _backends.get(backend.name, backend)
     if (known.fusions, known.target, known.others) != (backend.fusions, backend.target, backend.others):
         raise ValueError(
-            f"Another backend is registered under the name {backend.name!r}. Graphs that were made with it are named "
-            "after it: give the new one a name of its own, with a version in it, say."
+            f"Another backend is registered under the name {backend.name!r}. Graphs that were made with it refer to "
+            "it by this name, so choose another name for the new one, for instance with a version in it."
         )
     target = targets.get(backend.target)
     targets.register(target)
@@ -169,12 +169,12 @@ def register_backend(backend: Backend) -> Backend:
 
 
 def backend_of(target: str | targets.Target | Backend) -> Backend | None:
-    """The backend that a target argument means, or None for a target."""
+    """The backend to which a target argument refers; None for a target."""
     return _backends.get(target) if isinstance(target, str) else target if isinstance(target, Backend) else None
 
 
 def target_of(target: str | targets.Target | Backend) -> targets.Target:
-    """The target that a target argument means; a backend's own for a backend."""
+    """The target to which a target argument refers; for a backend, its own target."""
     backend = backend_of(target)
     if backend is not None:
         return targets.get(backend.target)
@@ -189,7 +189,7 @@ def target_of(target: str | targets.Target | Backend) -> targets.Target:
 # ---------------------------------------------------------------------------- checks at partition time
 
 
-def _prepared(backend: str, fusion: Fusion, found: Match) -> dict[str, Array]:
+def _prepare_constants(backend: str, fusion: Fusion, found: Match) -> dict[str, Array]:
     if fusion.prepare is None:
         return {}
     where = f"Backend {backend!r}, {fusion.name!r}: prepare"
@@ -199,7 +199,7 @@ def _prepared(backend: str, fusion: Fusion, found: Match) -> dict[str, Array]:
     constants: dict[str, Array] = {}
     for role, value in made.items():
         if "/" in role or role.startswith(("zero_point", "y_zero_point")):
-            raise ValueError(f"{where}: a role is a name without '/', and not a zero point's. Got {role!r}.")
+            raise ValueError(f"{where}: expected a role without '/' that is not a zero point's, got {role!r}.")
         array = host(value)
         if str(array.dtype) not in ("int8", "uint8", "int16", "uint16", "int32"):
             raise TypeError(
@@ -211,20 +211,20 @@ def _prepared(backend: str, fusion: Fusion, found: Match) -> dict[str, Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def _traced(known: str, constants: tuple[tuple[str, Any], ...], inputs: tuple[Any, ...]) -> Any:
-    """The jaxpr of a node's kernel: shapes, dtypes and primitives, without numbers."""
+def _trace_kernel(known: str, constants: tuple[tuple[str, Any], ...], inputs: tuple[Any, ...]) -> Any:
+    """The jaxpr of a node's kernel: shapes, dtypes and primitives, without values."""
     facts = json.loads(known)
     return jax.make_jaxpr(lambda c, i: ops.get("backend").kernel(facts, c, i))(dict(constants), list(inputs))
 
 
 @functools.lru_cache(maxsize=256)
-def _jitted(known: str) -> Any:
+def _jit_kernel(known: str) -> Any:
     facts = json.loads(known)
     return jax.jit(lambda c, i: ops.get("backend").kernel(facts, c, i))
 
 
 def _check_kernel(graph: Graph, node: Node, constants: Mapping[str, Any]) -> None:
-    """Dtype and shape for two sizes of the batch, and no floats, abstractly; the range on extreme codes."""
+    """Check dtype, shape at two batch sizes and the absence of floats abstractly, and the range on extreme codes."""
     where = f"Backend {node.attributes['backend']!r}, pattern {node.attributes['pattern']!r} at {node.name!r}"
     known = json.dumps(attributes(graph, node), sort_keys=True)
     shapes = tuple((role, jax.ShapeDtypeStruct(np.shape(v), v.dtype)) for role, v in sorted(constants.items()))
@@ -233,7 +233,7 @@ def _check_kernel(graph: Graph, node: Node, constants: Mapping[str, Any]) -> Non
     for batch in (1, 3):
         sizes = [tuple(batch if n is None else n for n in tensor.shape) for tensor in inputs]
         codes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(sizes, inputs, strict=True))
-        closed = _traced(known, shapes, codes)
+        closed = _trace_kernel(known, shapes, codes)
         wanted = tuple(batch if n is None else n for n in output.shape)
         if tuple(closed.out_avals[0].shape) != wanted:
             raise ValueError(
@@ -243,13 +243,13 @@ def _check_kernel(graph: Graph, node: Node, constants: Mapping[str, Any]) -> Non
         if floats is not None:
             raise TypeError(
                 f"{where}: expected integers only, got floats in {floats!r}. XLA may fuse and reorder them, so their "
-                "bits are not the device's: compute in integers, or emulate with qjax.numerics.float32."
+                "bits may not be the device's: compute in integers, or emulate with qjax.numerics.float32."
             )
     q = output.quantization
     if q is None or any(isinstance(value, Tracer) for value in constants.values()):
         return
     for codes in _extremes(inputs):
-        got = np.asarray(_jitted(known)(dict(constants), codes))
+        got = np.asarray(_jit_kernel(known)(dict(constants), codes))
         low, high = int(got.min(initial=q.qmax)), int(got.max(initial=q.qmin))
         if low < q.qmin or high > q.qmax:
             raise ValueError(
@@ -259,7 +259,7 @@ def _check_kernel(graph: Graph, node: Node, constants: Mapping[str, Any]) -> Non
 
 
 def _extremes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Codes that drive sums to their ends, and random ones; a batch of 3."""
+    """Codes that drive sums to their extremes, and random ones, in a batch of 3."""
     rng = np.random.default_rng(0)
     ends: list[list[Any]] = []
     for tensor in inputs:

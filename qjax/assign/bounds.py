@@ -1,4 +1,4 @@
-"""Clamps of real numbers as clamps of codes: rounding is monotone, so the bound becomes its own code."""
+"""Turns clamps of float numbers into clamps of codes: because rounding is monotone, each bound becomes its own code."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from qjax.ops.constant_codes import code
 
 
 def codes_of_bounds(graph: Graph) -> Graph:
-    """Gives nodes on codes their real constants (a clamp's bounds, a comparison's threshold) as int32.
+    """Convert the float constants of nodes on codes (a clamp's bounds, a comparison's threshold) to int32.
 
     Requires: their inputs have per-tensor quantization parameters.
     """
@@ -46,7 +46,7 @@ def codes_of_bounds(graph: Graph) -> Graph:
 
 
 def operand(tensor: Tensor) -> Operand:
-    """A tensor as `Op.prepare` and `Op.in_codes` see it."""
+    """A tensor in the form that `Op.prepare` and `Op.in_codes` take."""
     q = tensor.quantization
     if q is None:
         return Operand(tensor.shape, tensor.dtype)
@@ -64,6 +64,6 @@ def bound_constants(low: Any, high: Any, quantization: Quantization) -> dict[str
 
 def _code(bound: Any, q: Quantization) -> Any:
     if not isinstance(bound, Tracer) and float(np.asarray(bound).reshape(())) == 0:
-        # The zero point itself: by this object a relu is recognized inside a trace too, see `NodeView.relu`.
+        # Return the zero point itself, because this object identifies a ReLU inside a trace too, see `NodeView.relu`.
         return q.zero_point if isinstance(q.zero_point, Tracer) else np.asarray(q.zero_point)
     return code(jnp.asarray(bound).reshape(()), Operand((), "", q.scale, q.zero_point, q.qmin, q.qmax))

@@ -1,7 +1,7 @@
-"""One node's constants under a target: from its scales, and from the steps behind it.
+"""Derives one node's constants under a target, from its scales and from the steps after it.
 
-A case holds everything that these constants follow from, and nothing else. So nodes of equal cases share them, and many
-cases of one kind are computed at once inside a trace (`numerics.together`).
+A `Case` holds everything from which these constants follow, and nothing else. Nodes with equal cases therefore share
+them, and many cases of one kind are computed at once inside a trace (`numerics.together`).
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ class Step:
 
 
 BARE = Step("", {}, {})
-"""In place of a producer of which nothing is needed."""
+"""The producer in cases for which nothing about the producer matters."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Uniform:
-    """What the constants of a product with one scale a channel follow from, in one form for all kinds and chains.
+    """The data of a product with one scale per channel, in one form for all kinds and chains.
 
-    g, b: of the `Affine` that the chain is, the bit patterns of vectors over channels.
+    g, b: of the `Affine` that the chain amounts to, as bit patterns of vectors over channels.
     """
 
     g: Any
@@ -55,13 +55,13 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """Everything that the constants of a node follow from, except the target; nothing else, see `derived`.
+    """Everything from which the constants of a node follow, except for the target; see `derived`.
 
-    producer: with its real constants, its kernel left out. chain: the affine steps. kernel: its scale as a vector of
-    the result, else None. kind, wide: what a target asks of a product with weights. formula: the name of a runtime's
-    own, and what it may know. bias, count: in place of a chain, where a file has them: the bias in steps of the
-    accumulator (integers) or as real numbers, the number of elements of an average. uniform: in place of the chain, the
-    kind and its width.
+    producer: with its float constants, but without its kernel. chain: the affine steps. kernel: its scale as a vector
+    along the result's channels, or None. kind, wide: which of the target's settings apply to a product with weights.
+    formula: the name of a runtime's own formula, and its setting. bias, count: replace a chain in files: the bias in
+    steps of the accumulator (integers) or as float numbers, the number of elements of an average. uniform: replaces the
+    chain, the kind and its width.
     """
 
     producer: Step
@@ -79,7 +79,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constants:
-    """By role; attributes: those that join the node's. factor and scale: of a kernel's codes."""
+    """Constants by role; attributes: added to the node's. factor and scale: of a kernel's codes."""
 
     constants: Mapping[str, Any]
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -93,9 +93,9 @@ def step_of(graph: Graph, node: Node, roles: Sequence[str]) -> Step:
 
 
 def affine_steps(graph: Graph, chain: Sequence[Node]) -> tuple[Step, ...]:
-    """Those nodes of a chain that add or multiply.
+    """The nodes of a chain that add or multiply.
 
-    Clamps are left out, and so are leading axes of size 1: layers that differ in these alone are of one kind.
+    Clamps are left out, and so are leading axes of size 1, so that layers that differ only in these share a kind.
     """
     found = [(node, ops.get(node.op)) for node in chain]
     chosen = [node for node, op in found if type(op).compose is not Op.compose and not op.clamps]
@@ -114,21 +114,21 @@ def _check_finite(graph: Graph, node: Node) -> None:
         if isinstance(value, Tracer) or np.isfinite(np.asarray(value, np.float32)).all():
             continue
         raise ConversionError(
-            f"{node.name!r} adds, multiplies or divides by a number that is NaN or infinite, which no code stands for",
-            "Choose with jnp.where: jnp.where(keep, y, 0.0) for what such a number makes 0. Hide scores from a softmax "
+            f"{node.name!r} adds, multiplies or divides by a number that is NaN or infinite, which no code represents",
+            "Select with jnp.where: jnp.where(keep, y, 0.0) for what such a number makes 0. Mask scores of a softmax "
             "with a boolean mask.",
             where=node.location,
         )
 
 
 def kernel_scale(graph: Graph, node: Node) -> Any:
-    """The scale of a node's kernel as a vector of the result."""
+    """The scale of a node's kernel as a vector along the result's channels."""
     kernel = graph.tensors[node.constants["kernel"]]
     return weight_to_result(scale_in_rank(kernel), node.attributes["channels"], node.attributes["rank"])
 
 
 def scales_alone(graph: Graph, names: Sequence[str]) -> tuple[Operand, ...]:
-    """Tensors of which only the scale is needed."""
+    """Tensors of which only the scale matters."""
     return tuple(Operand((), "", operand(graph.tensors[name]).scale) for name in names)
 
 
@@ -138,18 +138,18 @@ def alive(case: Case) -> jax.Array:
 
 
 def by_channel(target: targets.Target, case: Case) -> bool:
-    """Whether the constants of a case are vectors over channels, each element by itself."""
+    """Whether the constants of a case are vectors over channels, computed element by element."""
     if case.kernel is None or np.ndim(case.kernel) != 1:
         return False
     numbers = [x for step in case.chain for x in step.constants.values()]
     if any(np.size(x) > 1 and not isinstance(x, Tracer) for x in numbers):
-        return False  # A known vector is not an operand, see `derived`.
+        return False  # a known vector is not an operand, see `derived`
     rule = get_rule(target.weighted(case.kind, per_channel=True, wide=case.wide).rule)
     return np.size(case.kernel) > 1 and rule.of_scales is None
 
 
 def uniform(target: targets.Target, case: Case) -> Case:
-    """The first part of `derive` for a case that is `by_channel`, inside a trace."""
+    """Do the first part of `derive` inside a trace, for a case that is `by_channel`."""
     affine, shape = _affine(case), np.shape(case.kernel)
     with wide(jnp):
         g, b = (jnp.broadcast_to(number.pattern(), shape) for number in (affine.g, affine.b))
@@ -167,9 +167,9 @@ def _affine(case: Case) -> Affine:
 
 
 def derive(target: targets.Target, case: Case) -> Constants:
-    """The constants of a case, but for the kernel's codes and the bounds on the output's."""
+    """The constants of a case, except for the kernel's codes and the bounds on the output's codes."""
     if case.bias is not None:
-        return _counted(target, case)
+        return _derive_with_bias(target, case)
     affine = _affine(case)
     producer, s_y = case.producer, case.output.scale
     scales = [x.scale for x in case.inputs if x.scale is not None]
@@ -194,22 +194,22 @@ def derive(target: targets.Target, case: Case) -> Constants:
         own = op.prepare(given)
         return Constants(own.constants, own.attributes)
     if case.count is not None:
-        # A count is an integer below 2^31. Its float32 is the divisor that the model holds.
+        # A count is an integer below 2^31, and the model divides by its float32.
         affine = Affine(affine.g / Real.of(np.asarray(case.count, np.float32)), affine.b)
     accumulators = op.scales(producer.attributes, [Real.of(s) for s in scales])
     return Constants(fold_sum(accumulators, s_y, affine), {"rounding": target.rounding.value})
 
 
 def weighted_of(target: targets.Target, case: Case) -> targets.Weighted:
-    """What the target says of a product whose kernel's scales stay as they are."""
+    """The target's setting for a product whose kernel keeps its scales."""
     if case.output.dtype == "int32":
-        # The output is the accumulator itself: nothing is rounded.
+        # The output is the accumulator itself, so nothing is rounded.
         return targets.Weighted("nearest_even")
     return target.weighted(case.kind, per_channel=np.size(case.kernel) > 1, wide=case.wide)
 
 
-def _counted(target: targets.Target, case: Case) -> Constants:
-    """Those of a product whose bias is given by itself; the kernel's codes and scales stay as they are."""
+def _derive_with_bias(target: targets.Target, case: Case) -> Constants:
+    """The constants of a product whose bias is given directly; the kernel keeps its codes and scales."""
     s_x, s_w, s_y = case.inputs[0].scale, case.kernel, case.output.scale
     per_channel = np.size(s_w) > 1
     step, held = Real.of(s_x) * Real.of(s_w), np.asarray(case.bias)

@@ -1,8 +1,8 @@
-"""Writes operations that a runtime does not have as chains of operations that it has, see `ops.composed`.
+"""Replaces operations that a runtime lacks by chains of operations that it has, see `ops.composed`.
 
-The first pass of `assign`, from quantized graph to quantized graph: every part of a chain is an accumulator with a
-quantizer behind it, or moves codes. `fuse` then treats them like all others, so the target's rounding is that of each
-operator. The quantized graph that a program keeps is the one before this pass.
+This is the first pass of `assign`, from quantized graph to quantized graph. Every part of a chain is an accumulator
+followed by a quantizer, or moves codes. `fuse` then treats these parts like all others, so the target's rounding
+applies to each operator. The quantized graph that a program keeps is the one before this pass.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from qjax.ops.quantize import Quantize
 
 
 def compose(graph: Graph, target: targets.Target) -> Graph:
-    """The quantized graph with a chain in the place of every node that the target composes."""
+    """The quantized graph with a chain instead of every node that the target composes."""
     if not target.composed:
         return graph
     readers: dict[str, list[Node]] = {}
@@ -49,7 +49,7 @@ def compose(graph: Graph, target: targets.Target) -> Graph:
 
 
 def _chain(graph: Graph, readers: dict[str, list[Node]], node: Node) -> list[Node] | None:
-    """The steps behind an accumulator, the quantizer last; None where the node's result has codes."""
+    """The steps after an accumulator, the quantizer last; None if the node's result has codes itself."""
     chain: list[Node] = []
     output = node.output
     if graph.tensors[output].quantization is not None:
@@ -66,7 +66,7 @@ def _chain(graph: Graph, readers: dict[str, list[Node]], node: Node) -> list[Nod
 def _parts(
     graph: Graph, target: targets.Target, node: Node, chain: Sequence[Node], known: dict[object, list[Part] | None]
 ) -> list[Part] | None:
-    """The parts; nodes of equal inputs share them, and so the constants that follow."""
+    """The parts of the chain; nodes with equal inputs share them, and so the constants that follow."""
     op, tensors, output = ops.get(node.op), graph.tensors, graph.tensors[chain[-1].output]
     steps = affine_steps(graph, chain[:-1])
     own = step_of(graph, node, tuple(role for role in node.constants if role not in op.keeps))
@@ -89,7 +89,7 @@ def _parts(
 
 
 class _Made:
-    """The nodes and tensors of the new graph. Equal grids of shared parts stay one object, which `fuse` looks for."""
+    """The new graph's nodes and tensors. Equal grids of shared parts stay one object, which `fuse` relies on."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes: list[Node] = []

@@ -1,14 +1,17 @@
-"""Folds the steps behind an accumulator, and the quantizer at their end, into its producer.
+"""Folds the steps after an accumulator, and the quantizer at their end, into the accumulator's producer.
 
-Cases, for a producer p and the single-reader chain behind it, ending in `quantize`:
+Cases, for a producer p and the single-reader chain after it, which ends in `quantize`:
 1. p has a constant kernel: affine steps change the kernel's scale, the bias and the multiplier (`fold_weighted`);
-   the kernel's codes stay, up to their sign.
+   the kernel's codes stay the same, up to their sign.
 2. p sums scaled integers (addition, pooling, rescale, products of activations): the steps change the factors and
    the offset (`fold_sum`).
 3. clamps become bounds on the output's codes, in both cases.
 
-Requires: every accumulator has one reader and its chain ends in `quantize`. Ensures: no accumulator, no real
-constant and no `quantize` is left, except the bounds of clamps on codes (`codes_of_bounds`).
+    a = dot(x, w); c = add(a, b); d = relu(c); y = quantize(d)
+    -> y = dot(x, w), constants bias, multiplier, shift, clamp_min
+
+Requires: every accumulator has one reader and its chain ends in `quantize`. Ensures: no accumulator, no float
+constant and no `quantize` remains, except for the bounds of clamps on codes (`codes_of_bounds`).
 """
 
 import dataclasses
@@ -45,7 +48,7 @@ from qjax.ops.facts import AverageFacts
 
 
 def fuse(graph: Graph, target: targets.Target) -> Graph:
-    """See the module's docstring."""
+    """Fold all chains; see the module's docstring."""
     nodes: list[Node | _Fused] = []
     known: dict[object, _Fused] = {}
     readers: dict[str, list[Node]] = {node.output: [] for node in graph.nodes}
@@ -58,10 +61,10 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
             continue
         role = ops.get(node.op).role
         if role in (Role.GRID, Role.INTEGER):
-            nodes.append(node)  # Integers without a scale have nothing to fold.
+            nodes.append(node)  # integers without a scale have nothing to fold
             continue
         if role is not Role.PRODUCER:
-            continue  # A step of a chain was folded into the producer at the chain's start.
+            continue  # this step was folded into the producer at the start of its chain
         chain: list[Node] = []
         output = node.output
         while True:
@@ -88,7 +91,7 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
         uniform=functools.partial(uniform, target),
     )
     tensors = dict(graph.tensors)
-    first = [_finished(graph, tensors, one, made, target) for one, made in zip(fused, constants, strict=True)]
+    first = [_finish_node(graph, tensors, one, made, target) for one, made in zip(fused, constants, strict=True)]
     done = {id(one.case): node for one, node in zip(fused, first, strict=True)}
 
     def node_of(one: Node | _Fused) -> Node:
@@ -109,7 +112,7 @@ def _ends(node: Node) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Fused:
-    """A producer, the chain behind it, the quantizer at its end."""
+    """A producer, the chain after it, and the quantizer at its end."""
 
     node: Node
     chain: tuple[Node, ...]
@@ -118,7 +121,7 @@ class _Fused:
 
 
 def _key(graph: Graph, node: Node, chain: list[Node], quantize: Node) -> Any:
-    """What a node's constants follow from. The iterations of a loop have it in common, and so share the constants."""
+    """The key of a node's constants. The iterations of a loop have the same key, so they share the constants."""
     tensors = graph.tensors
 
     def step(node: Node) -> Any:
@@ -149,8 +152,10 @@ def _case(graph: Graph, node: Node, chain: list[Node], quantize: Node, target: t
     return dataclasses.replace(case, producer=BARE, formula=(found[0].name, found[1]))
 
 
-def _finished(graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: Constants, target: targets.Target) -> Node:
-    """The node, its constants added to `tensors`."""
+def _finish_node(
+    graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: Constants, target: targets.Target
+) -> Node:
+    """The finished node; its constants are added to `tensors`."""
     node, output = fused.node, tensors[fused.quantize.output]
     assert output.quantization is not None
     roles: dict[str, str] = {}
@@ -168,7 +173,7 @@ def _finished(graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: Con
         factor = result_to_weight(made.factor, channels, rank, len(kernel.shape))
         axes = tuple(sorted(w for _, w in channels)) if np.size(made.scale) > 1 else ()
         scale = result_to_weight(made.scale, channels, rank, len(kernel.shape))
-        # With several channel axes, a batch norm may run over the last one alone.
+        # With several channel axes, a batch norm may apply to the last one only.
         axes = tuple(axis for axis in axes if scale.shape[axis] == kernel.shape[axis])
         scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
         zero_point = np.zeros(scale.shape, np.int32)
@@ -188,14 +193,14 @@ def _finished(graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: Con
     for step in fused.chain:
         constants = {role: graph.constant(step, role) for role in step.constants}
         step_low, step_high = ops.get(step.op).bounds(step.attributes, constants)
-        low, high = _tighter(low, step_low, high, step_high)
+        low, high = _merge_clamps(low, step_low, high, step_high)
     for role, value in bound_constants(low, high, output.quantization).items():
         constant(role, value)
     return Node(fused.quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
 
 
-def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:
-    """min(max(min(max(x, a), b), c), d) as one clamp: the later bound wins where they cross."""
+def _merge_clamps(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:
+    """min(max(min(max(x, a), b), c), d) as one clamp; where the bounds cross, the later one wins."""
     xp = np if not any(hasattr(v, "aval") for v in (low, step_low, high, step_high)) else None
     if xp is None:
         import jax.numpy as xp
@@ -209,7 +214,7 @@ def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, A
 
 
 def _signed_range(node: Node, kernel: Tensor, chain: Sequence[Node]) -> Quantization:
-    """The kernel's quantization, its range made symmetric where a folded factor may change the sign of codes."""
+    """The kernel's quantization, with a symmetric range if a folded factor may change the sign of its codes."""
     quantization = kernel.quantization
     assert quantization is not None
     negates = any(ops.get(step.op).may_negate(step.attributes) for step in chain)
@@ -217,9 +222,8 @@ def _signed_range(node: Node, kernel: Tensor, chain: Sequence[Node]) -> Quantiza
         return quantization
     if -quantization.qmin > np.iinfo(kernel.dtype).max:
         raise ConversionError(
-            f"the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot "
-            f"change within {kernel.dtype} when a batch norm with a negative gamma, or another factor, is folded into "
-            "it",
+            f"the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot change within "
+            f"{kernel.dtype} when a batch norm with a negative gamma, or another factor, is folded into it",
             "Use narrow_range=True (the default of symmetric specs).",
             where=node.location,
         )

@@ -1,7 +1,7 @@
-"""Which formula of the target computes a node without weights.
+"""Chooses the target's formula for a node without weights.
 
-The runtime's formula computes its bare operation. A chain of other affine steps behind it (a factor behind an
-addition, say) is no operation of any runtime; the exact sum serves there, as it does where the target names no formula.
+The runtime's formula computes its bare operation. With other affine steps after it (a factor after an addition, for
+instance) it is not an operation of any runtime, so the exact sum applies, as it does if the target names no formula.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from qjax.targets import Target
 def formula_of(
     graph: Graph, tensors: Mapping[str, Tensor], node: Node, chain: Sequence[Node], output: Tensor, target: Target
 ) -> tuple[Formula, Setting] | None:
-    """The formula and what it may know, or None for the exact sum.
+    """The formula and its setting, or None for the exact sum.
 
     The target's formulas have been checked (`formulas.check_target`).
     """
@@ -43,9 +43,9 @@ def formula_for(
     target: Target,
     factor: float = 1.0,
 ) -> tuple[Formula, Setting] | None:
-    """The same for a node that is known to be one of `formulas.OPS`.
+    """The same as `formula_of`, for a node that is known to be one of `formulas.OPS`.
 
-    count: how many elements one output of an average has, int or int32 array. factor: see `Target.scaled_matmul`.
+    count: how many elements an average has per output, int or int32 array. factor: see `Target.scaled_matmul`.
     """
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
@@ -84,7 +84,7 @@ def formula_for(
 
 
 def _factor(graph: Graph, node: Node, steps: Sequence[Node]) -> float | None:
-    """The factor behind a product of activations, where it is one positive number of the program."""
+    """The factor after a product of activations, if it is one positive constant."""
     if ops.get(node.op).operation(node.attributes) != "matmul" or len(steps) != 1:
         return None
     (known,) = (step.attributes for step in steps)
@@ -97,7 +97,7 @@ def _factor(graph: Graph, node: Node, steps: Sequence[Node]) -> float | None:
 
 
 def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] | None:
-    """The operation of a runtime that the node is with these steps behind it, and the count of an average."""
+    """The operation of a runtime that the node is together with these steps, and the count of an average."""
     op = ops.get(node.op)
     if isinstance(op, AverageFacts):
         count = _count(graph, affine)
@@ -108,7 +108,7 @@ def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] 
 
 
 def _count(graph: Graph, affine: list[Node]) -> Any:
-    """n, where the steps are one division by whole numbers n (or a product with 1 / n)."""
+    """n, if the steps are one division by whole numbers n (or a product with 1 / n)."""
     if len(affine) != 1 or affine[0].attributes.get("step") not in ("div", "mul"):
         return None
     return count_of(affine[0].attributes["step"], graph.constant(affine[0], "value"))
@@ -120,7 +120,7 @@ def _quantization(tensor: Tensor) -> Quantization:
 
 
 def _same_grid(a: Quantization, b: Quantization) -> bool:
-    """Whether the two are one quantizer's: the very same arrays, or equal numbers where those are known."""
+    """Whether both belong to one quantizer: the very same arrays, or equal numbers where those are known."""
     if a.scale is b.scale and a.zero_point is b.zero_point:
         return True
     values = (a.scale, b.scale, a.zero_point, b.zero_point)

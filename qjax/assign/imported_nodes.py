@@ -1,9 +1,9 @@
-"""Nodes that a file states as a whole: the constants of the target that they do not state themselves.
+"""Derives the target's constants for nodes that a file states as a whole.
 
-Such a node has no chain behind it. It states its bias ("bias": integers in steps of the accumulator, or real numbers),
+Such a node has no chain after it. It states its bias ("bias": integers in steps of the accumulator, or float numbers),
 the number of elements of an average ("count"), its bounds as codes ("clamp_min", "clamp_max"). Without any of these it
 is its bare operation: y = x0 + x1, not y = 2 (x0 + x1). A node may state the factors of the exact sum instead
-(`STATED`), where another step was folded into them before; they stay, and the target only says how to round. An
+(`STATED`), if another step was folded into them before; they are kept, and the target determines only the rounding. An
 operation with constants of its own decides what a file may state (`Op.restated`).
 """
 
@@ -30,15 +30,15 @@ _BOUNDS = ("clamp_min", "clamp_max")
 
 
 def restate(graph: Graph, names: Collection[str], target: targets.Target, alike: Mapping[str, Any]) -> Graph:
-    """The graph with the target's constants in the nodes of these names; alike: see `assign`."""
+    """Add the target's constants to the nodes with these names. alike: see `assign`."""
     made = _Made(graph, alike)
     derived = _Derived(graph, target)
-    nodes = tuple(_restated(graph, made, node, derived) if node.name in names else node for node in graph.nodes)
+    nodes = tuple(_restate_node(graph, made, node, derived) if node.name in names else node for node in graph.nodes)
     return graph.replace(nodes=nodes, tensors=made.tensors)
 
 
 def stated_nodes(graph: Graph) -> set[str]:
-    """The names of the nodes of a quantized graph that have codes as their result, but no target's constants yet."""
+    """The names of the nodes in a quantized graph whose result has codes, but that lack the target's constants."""
     found = [node for node in graph.nodes if ops.get(node.op).role is Role.PRODUCER]
     return {node.name for node in found if graph.tensors[node.output].quantization is not None}
 
@@ -46,7 +46,7 @@ def stated_nodes(graph: Graph) -> set[str]:
 class _Made:
     """The graph's tensors, and the constants that the target adds.
 
-    Nodes that are alike share what the target adds: as said, or because they state the same constants.
+    Nodes share what the target adds if `alike` says so, or if they state the same constants.
     """
 
     def __init__(self, graph: Graph, alike: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ class _Made:
         self._names: set[str] = set()
 
     def constant(self, node: Node, role: str, name: str, value: Any) -> str:
-        """The name under which a node finds an array in a role; `name` where that is free."""
+        """The name under which a node finds an array in a role; `name` itself if it is free."""
         array = np.asarray(value)
         like = self.alike.get(node.name, sorted(node.constants.items()))
         key = (*like, role, array.dtype.str, array.shape, array.tobytes())
@@ -73,27 +73,27 @@ Found = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class _Derived:
-    """What the target derives for the nodes of a graph; for equal nodes, such as the steps of a loop, once."""
+    """Derives the target's constants for the nodes of a graph, once for equal nodes such as the steps of a loop."""
 
     def __init__(self, graph: Graph, target: targets.Target) -> None:
         self.graph, self.target = graph, target
         self._known: dict[Any, Any] = {}
 
     def of(self, node: Node, derive: Callable[[Graph, Node, targets.Target], Any]) -> Any:
-        """`derive` of the node, or of an equal one before."""
+        """The result of `derive` for the node, or for an earlier equal one."""
         key = derive, *self._key(node)
         if key not in self._known:
             self._known[key] = derive(self.graph, node, self.target)
         return self._known[key]
 
     def _key(self, node: Node) -> tuple[Any, ...]:
-        """All of a node but its name, its place and the names of what it reads and writes.
+        """All of a node except its own name, its place and the names of the tensors that it reads and writes.
 
-        One name is one constant, so constants are as equal as their names.
+        A name stands for one constant, so constants are equal if their names are.
         """
         tensors = [self.graph.tensors[name] for name in (*node.inputs, node.output)]
         grids = [(t.shape, t.dtype, None if t.value is None else t.name, _grid(t.quantization)) for t in tensors]
-        # a tensor plus itself is another case than two tensors of one grid
+        # A tensor plus itself is another case than two tensors with the same grid.
         places = tuple(node.inputs.index(name) for name in node.inputs)
         constants = tuple(sorted(node.constants.items()))
         return node.op, repr(sorted(node.attributes.items())), constants, tuple(grids), places
@@ -106,29 +106,29 @@ def _grid(q: Quantization | None) -> Any:
     return (*arrays, q.qmin, q.qmax, q.axes)
 
 
-def _restated(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
+def _restate_node(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
     target = derived.target
     if ops.get(node.op).prepares:
-        return _prepared(graph, made, node, derived)
+        return _prepare_node(graph, made, node, derived)
     if "kernel" in node.constants:
-        found, attributes = derived.of(node, _weighted)
+        found, attributes = derived.of(node, _derive_weighted)
         own = {"kernel": node.constants["kernel"]}
         names = {"bias": node.constants["bias"]}
     elif STATED in node.constants:
         return dataclasses.replace(node, attributes={**node.attributes, "rounding": target.rounding.value})
     else:
-        found, attributes = derived.of(node, _summed)
+        found, attributes = derived.of(node, _derive_sum)
         own, names = dict[str, str](), dict[str, str]()
     for role, value in found.items():
         own[role] = made.constant(node, role, names.get(role, f"{node.output}/{role}"), value)
     own |= {role: node.constants[role] for role in _BOUNDS if role in node.constants}
-    # where a formula takes the factor, it is among what the target says
+    # If a formula takes the factor, the target's attributes contain it.
     kept = {key: value for key, value in node.attributes.items() if key != "factor"}
     return dataclasses.replace(node, constants=own, attributes={**kept, **attributes})
 
 
-def _prepared(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
-    """An operation that makes its own constants."""
+def _prepare_node(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
+    """Finish a node of an operation that prepares its own constants."""
     op, prepared = ops.get(node.op), derived.of(node, _own)
     if prepared is None:
         return node
@@ -148,7 +148,7 @@ def _own(graph: Graph, node: Node, target: targets.Target) -> Prepared | None:
     return ops.get(node.op).restated(given)
 
 
-def _weighted(graph: Graph, node: Node, target: targets.Target) -> Found:
+def _derive_weighted(graph: Graph, node: Node, target: targets.Target) -> Found:
     kernel, x = graph.tensors[node.constants["kernel"]], graph.tensors[node.inputs[0]]
     output = graph.tensors[node.output]
     inputs = scales_alone(graph, node.inputs[:1])
@@ -159,10 +159,10 @@ def _weighted(graph: Graph, node: Node, target: targets.Target) -> Found:
     return derive(target, case).constants, arithmetic_of(node, kernel, x.shape, rule, target)
 
 
-def _summed(graph: Graph, node: Node, target: targets.Target) -> Found:
+def _derive_sum(graph: Graph, node: Node, target: targets.Target) -> Found:
     op, output = ops.get(node.op), graph.tensors[node.output]
     count = np.asarray(graph.constant(node, "count")) if "count" in node.constants else None
-    # A sum that is not divided is no operation of any runtime.
+    # A sum without a division is no averaging operation of any runtime.
     averaged = op.average if isinstance(op, AverageFacts) and count is not None else None
     operation = averaged or op.operation(node.attributes)
     found = None

@@ -1,7 +1,7 @@
-"""Codes of more than 8 bits: some runtimes have none, and many have them only as int16 with the zero point 0.
+"""Refuses codes of more than 8 bits that a runtime lacks; many have such codes only as int16 with zero point 0.
 
-TFLite's kernels for int16 refuse another zero point, and TOSA's int16 has none. Neither computes on uint16. PyTorch's
-engines, OpenVINO's CPU plugin and XNNPACK multiply codes of 8 bits only.
+TFLite's kernels for int16 refuse any other zero point, and TOSA's int16 has none. Neither computes with uint16.
+PyTorch's engines, OpenVINO's CPU plugin and XNNPACK multiply codes of 8 bits only.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _NONE = "expected {} of at most 8 bits, the only ones that the target {!r} is kn
 
 
 def check_spec(what: str, spec: QSpec, target: Target, *, weight: bool) -> None:
-    """Raise a ValueError unless the target's runtime has tensors of such codes."""
+    """Raise a ValueError unless the target's runtime supports such codes."""
     if spec.bits > 8 and not (target.wide_weights if weight else target.wide_activations):
         none = _NONE.format("weights" if weight else "activations", target.name)
         both = " Recipe(first_last_bits=...) is the width of weights, too." if weight else ""
@@ -34,9 +34,9 @@ def check_spec(what: str, spec: QSpec, target: Target, *, weight: bool) -> None:
 
 
 def check_codes(graph: Graph, target: Target) -> None:
-    """The same for every tensor of a quantized graph, its weights too.
+    """Check every tensor of a quantized graph, including weights.
 
-    Zero points that are being traced cannot be looked at; `Recipe.quantizer` has checked their specs.
+    Zero points that are being traced cannot be checked here; `Recipe.quantizer` has checked their specs.
     """
     if target.wide_activations and target.wide_zero_points:
         return
@@ -50,7 +50,7 @@ def check_codes(graph: Graph, target: Target) -> None:
             raise ConversionError(
                 f"{_NONE.format('activations', target.name)}. Got {tensor.dtype}",
                 "Use at most 8 bits for it, or another target.",
-                what=_named(name, node),
+                what=_describe_tensor(name, node),
                 where=None if node is None else node.location,
             )
         moved = not isinstance(q.zero_point, Tracer) and bool(np.any(np.asarray(q.zero_point)))
@@ -60,13 +60,13 @@ def check_codes(graph: Graph, target: Target) -> None:
         raise ConversionError(
             f"{_EXPECTED.format(target.name)}. Got {tensor.dtype}{zero_point}",
             f"{_CURE.format(int(q.qmax - q.qmin).bit_length())}, or another target.",
-            what=_named(name, node),
+            what=_describe_tensor(name, node),
             where=None if node is None else node.location,
         )
 
 
 def _is_own(graph: Graph, tensor: Tensor, node: Node | None) -> bool:
-    """Whether a runtime's own kernel makes these codes, and its others read them as they are."""
+    """Whether a runtime's own kernel produces these codes, and its other kernels read them unchanged."""
     if node is None or tensor.quantization is None or tensor.name != node.output:
         return False
     own = ops.get(node.op).wide_zero_point
@@ -74,5 +74,5 @@ def _is_own(graph: Graph, tensor: Tensor, node: Node | None) -> bool:
     return own == int(np.asarray(tensor.quantization.zero_point)) and all(op.any_zero_point for op in readers)
 
 
-def _named(name: str, node: Node | None) -> str:
+def _describe_tensor(name: str, node: Node | None) -> str:
     return f"the tensor {name!r}" + (f" of {node.op} {node.name!r}" if node is not None else "")

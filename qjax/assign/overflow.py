@@ -1,4 +1,4 @@
-"""Proves that no int32 accumulator can overflow, from what each operation states about its own (`Op.accumulator`)."""
+"""Proves that no int32 accumulator can overflow, from the bounds that each operation declares (`Op.accumulator`)."""
 
 import functools
 import math
@@ -21,10 +21,10 @@ _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 
 def check_accumulators(graph: Graph) -> Graph:
-    """Verify the worst case of every accumulator; the graph is returned as it is.
+    """Check the worst case of every accumulator; returns the graph unchanged.
 
-    An accumulator that wraps or saturates is meant to; what must fit int32 is its register with the bias added.
-    Constants that are being traced cannot be looked at; their bound was verified when the graph was first converted.
+    An accumulator that wraps or saturates does so on purpose; what must fit int32 is its register plus the bias.
+    Constants that are being traced cannot be checked; their bound was checked when the graph was first converted.
     """
     for node in graph.nodes:
         try:
@@ -44,14 +44,14 @@ def check_accumulators(graph: Graph) -> Graph:
 
 
 def bounds(graph: Graph, node: Node) -> tuple[int, int] | None:
-    """The least and the greatest accumulator that any input codes can give, its bias included."""
+    """The least and the greatest accumulator over all input codes, including its bias."""
     return get(node.op).accumulator(site(graph, node))
 
 
 def may_wrap(graph: Graph) -> Any:
-    """Whether traced weights let an int32 accumulator wrap, a boolean tracer; None where no weights of their bits can.
+    """Whether traced weights can make an int32 accumulator wrap, as a boolean tracer; None if no weights could.
 
-    Inside a trace nothing can be raised. The numbers that the graph computes there must not be used where this holds.
+    Nothing can be raised inside a trace. Where this is true, the numbers that the graph computes must not be used.
     """
     found: list[Any] = []
     for node in graph.nodes:
@@ -83,7 +83,7 @@ def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[n
 
 
 def site(graph: Graph, node: Node) -> Site:
-    """A node as its operation sees it before it runs."""
+    """The facts about a node that its operation needs before it runs."""
     return Site(
         node.attributes,
         {role: graph.constant(node, role) for role in node.constants},

@@ -1,7 +1,7 @@
-"""Several nodes as one, computed by a backend's kernel; and back.
+"""Joins several nodes into one that a backend's kernel computes, and splits such nodes again.
 
-Requires: a finished graph. Ensures: the same tensors flow between the remaining nodes; every attribute and constant of
-the nodes that were joined is kept on the new one (see `ops.backend`), tensors under their own names.
+Requires: a program. Ensures: the same tensors flow between the remaining nodes; the new node keeps every attribute and
+constant of the nodes that were joined (see `ops.backend`), and tensors keep their names.
 """
 
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ _FACTS = ("dtype", "input_dtypes", "qmin", "qmax")
 
 
 def fuse_match(graph: Graph, found: Match, name: str | None, pattern: str, prepared: Mapping[str, Array]) -> Graph:
-    """The graph with a match as one node, which takes the name and place of the match's last node.
+    """Replace a match by one node, which takes the name and position of the match's last node.
 
     Args:
-      found: a match in this graph, or in an earlier one from which other matches were taken.
+      found: a match in this graph, or in an earlier one in which other matches have been replaced since.
       name: the backend's name; None: the members' own kernels.
       pattern: the name of the backend's kernel.
       prepared: further constants by role, int arrays.
     """
     views = [NodeView(graph, view.node) for view in found.nodes.values()]
     labels = dict(zip((view.name for view in views), found.nodes, strict=True))
-    return _fused(graph, views, labels, tuple(t.name for t in found.inputs), name, pattern, prepared)
+    return _fuse_nodes(graph, views, labels, tuple(t.name for t in found.inputs), name, pattern, prepared)
 
 
-def _fused(
+def _fuse_nodes(
     graph: Graph,
     views: list[NodeView],
     labels: Mapping[str, str],
@@ -85,7 +85,7 @@ def _fused(
 
 
 def expand(graph: Graph) -> Graph:
-    """The graph without backends: every fused node replaced by the nodes that it was made of.
+    """Remove backends from the graph: every fused node is replaced by its original nodes.
 
     Args:
       graph: the program.
@@ -123,10 +123,10 @@ def _members(graph: Graph, tensors: dict[str, Tensor], node: Node) -> list[Node]
 
 
 def group_like(graph: Graph, other: Graph) -> Graph:
-    """The graph with those of its nodes joined that are one node of a backend in `other`; their arithmetic stays.
+    """Join those nodes of the graph that are one node of a backend in `other`; their arithmetic does not change.
 
-    So that two graphs of one model, one of them for a device, have the same nodes. A group whose nodes the graph does
-    not have, or not as they are in `other`, stays as it is.
+    Two graphs of one model, one of them for a device, then have the same nodes. A group is left alone if the graph
+    lacks one of its nodes, or has another form of it than `other`.
     """
     for node in other.nodes:
         if node.op != backend.NAME:
@@ -144,12 +144,12 @@ def group_like(graph: Graph, other: Graph) -> Graph:
         if hidden & set(graph.outputs) or not readers <= {view.name for view in views}:
             continue
         labels = {m.name: label for label, m in members.items()}
-        graph = _fused(graph, views, labels, node.inputs, None, str(node.attributes["pattern"]), {})
+        graph = _fuse_nodes(graph, views, labels, node.inputs, None, str(node.attributes["pattern"]), {})
     return graph
 
 
 def device_of(graph: Graph) -> str:
-    """What a graph is made for: its backends, or its target where it has none."""
+    """The device of a graph: its backends, or its target if it has none."""
     names = {str(n.attributes["backend"]) for n in graph.nodes if n.op == backend.NAME and n.attributes["backend"]}
     return ", ".join(sorted(names)) or graph.target
 

@@ -1,10 +1,11 @@
-"""The same model under another target: `assign` on the quantized graph that a program was made from.
+"""Makes the program of a model under another target, by `assign` on the program's quantized graph.
 
-Programs of files of other formats, and those made by hand, have no quantized graph, so `from_program` makes one. A
-program holds what a model says of itself (codes of weights, biases, scales, zero points, clamps) beside what a target
-made of it (rules, formulas, multipliers, shifts). `from_program` removes the second part. Where a target folded a value
-that cannot be recovered, the node keeps its constants in a form that every target takes (`assign.imported_nodes`), or
-an error says so. It returns only a graph whose program under the same target has the given constants.
+Programs from files of other formats, and those made by hand, have no quantized graph, so `from_program` reconstructs
+one. A program holds both the model's own numbers (codes of weights, biases, scales, zero points, clamps) and what a
+target made of them (rules, formulas, multipliers, shifts). `from_program` removes the second part. Where a target
+folded a value that cannot be recovered, the node keeps its constants in a form that every target accepts
+(`assign.imported_nodes`), or there is an error. It only returns a graph whose program under the same target has the
+given constants.
 """
 
 import dataclasses
@@ -34,13 +35,13 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
     """The program under another target: the same as that of a conversion for that target.
 
     Args:
-      graph: a program. One that does not keep its quantized graph (see `Graph.quantized`) is taken apart by
-        `from_program`: its biases are integers already, and what was folded into factors stays there.
+      graph: a program. If it has no quantized graph (see `Graph.quantized`), `from_program` reconstructs one, in which
+        biases are already integers and folded factors remain.
       target: the target or its name.
 
     Raises:
-      ValueError: an unknown target; an output whose scale is far too small for its input.
-      ConversionError: an accumulator that may overflow under the target; a program whose quantized graph is not known.
+      ValueError: the target is unknown; an output's scale is far too small for its input.
+      ConversionError: an accumulator may overflow under the target; a quantized graph cannot be reconstructed.
     """
     target = targets.get(target)
     if graph.target == target.name:
@@ -55,21 +56,21 @@ _BOUNDS = ("clamp_min", "clamp_max")
 
 
 def from_program(graph: Graph) -> Graph:
-    """A quantized graph of which a program is made.
+    """Reconstruct the quantized graph of a program.
 
     Raises:
       ValueError: the program's target is unknown here.
-      ConversionError: the constants of some nodes are not what the target makes of the scales, so what the model said
-        before is not known.
+      ConversionError: the constants of some nodes are not those that the target derives from the scales, so the
+        original numbers are unknown.
     """
     graph = expand(graph)
     bare = stated(graph)
-    made = _made_alike(graph, bare)
+    made = _same_constants(graph, bare)
     other = [node for node in graph.nodes if node.name not in made]
     if other:
         listed = ", ".join(f"{node.name!r} ({node.op})" for node in other[:5])
         raise ConversionError(
-            f"{len(other)} nodes have constants that the target {graph.target!r} does not make of "
+            f"{len(other)} nodes have constants that the target {graph.target!r} does not derive from "
             f"their scales: {listed}. The constants of another target would have to be guessed",
             "Convert the model again: graphs from qjax.convert, and files that they are saved to, keep what every "
             "target needs.",
@@ -84,14 +85,14 @@ def alike(graph: Graph) -> dict[str, Sequence[Any]]:
 
 
 def made_by_target(graph: Graph) -> set[str]:
-    """The names of the nodes whose rule, formula and constants are what the graph's target makes of the scales.
+    """The names of the nodes whose rule, formula and constants are those that the target derives from the scales.
 
-    An emitter whose files carry scales but no constants asks this: their runtime will derive the constants alike.
+    Emitters whose files carry scales but no constants need this, because their runtime derives the constants itself.
     """
-    return _made_alike(graph, stated(graph))
+    return _same_constants(graph, stated(graph))
 
 
-def _made_alike(graph: Graph, bare: Graph) -> set[str]:
+def _same_constants(graph: Graph, bare: Graph) -> set[str]:
     again = assign(bare, targets.get(graph.target), alike(graph))
     fresh = {node.name: node for node in again.nodes}
 
@@ -104,17 +105,18 @@ def _made_alike(graph: Graph, bare: Graph) -> set[str]:
 
 
 def stated(graph: Graph) -> Graph:
-    """The graph without what its target made, as far as the nodes can tell.
+    """The graph without its target's constants, as far as the nodes allow.
 
-    Products with weights keep their kernels and biases, averages their counts. A sum keeps its factors where they are
-    not those of its scales alone: another step was folded into them. Operations with constants of their own keep them.
+    Products with weights keep their kernels and biases, averages their counts. A sum keeps its factors if they do not
+    follow from its scales alone, because another step was folded into them. Operations that prepare their own constants
+    keep those.
     """
     tensors = dict(graph.tensors)
-    nodes = tuple(_stated(graph, tensors, node) for node in graph.nodes)
+    nodes = tuple(_remove_derived(graph, tensors, node) for node in graph.nodes)
     return remove_dead(graph.replace(nodes=nodes, tensors=tensors, target=""))
 
 
-def _stated(graph: Graph, tensors: dict[str, Tensor], node: Node) -> Node:
+def _remove_derived(graph: Graph, tensors: dict[str, Tensor], node: Node) -> Node:
     op = ops.get(node.op)
     if op.role is not Role.PRODUCER:
         own = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
@@ -144,7 +146,7 @@ def _add(tensors: dict[str, Tensor], name: str, value: Any) -> str:
 
 
 def _bias(graph: Graph, tensors: dict[str, Tensor], node: Node) -> str:
-    """The bias in steps of the accumulator, or as the real numbers that a rule adds itself."""
+    """The bias in steps of the accumulator, or as the float numbers that a rule adds itself."""
     rule = get_rule(node.attributes["rule"]) if "rule" in node.attributes else None
     if rule is None or rule.real_bias is None:
         return node.constants["bias"]
@@ -157,7 +159,7 @@ def _bias(graph: Graph, tensors: dict[str, Tensor], node: Node) -> str:
 
 
 def _count(graph: Graph, node: Node, held: Mapping[str, Any]) -> Any:
-    """How many elements an average has, int32; None for a node that is none."""
+    """The number of elements of an average, int32; None for any other node."""
     op = ops.get(node.op)
     if not isinstance(op, AverageFacts):
         return None
@@ -165,8 +167,8 @@ def _count(graph: Graph, node: Node, held: Mapping[str, Any]) -> Any:
         return np.asarray(graph.constant(node, "count"))
     if "rounding" not in node.attributes or STATED not in held:
         return None
-    # A target that computes averages exactly stores no count. Take the count that leads to this node's factors, bit for
-    # bit.
+    # A target that computes averages exactly stores no count. Find the count that leads to this node's factors, bit
+    # for bit.
     factor = np.asarray(held["factor0"], np.float64) * 2.0 ** -np.asarray(held["shift"], np.float64)
     steps = float(np.asarray(_quantization(graph, node.inputs[0]).scale)) / float(
         np.asarray(_quantization(graph, node.output).scale)
@@ -182,7 +184,7 @@ def _count(graph: Graph, node: Node, held: Mapping[str, Any]) -> Any:
 
 
 def _exact(graph: Graph, node: Node, count: Any) -> dict[str, Any]:
-    """The factors of a node with nothing folded into it but the division of an average."""
+    """The factors of a node with nothing folded into it except the division of an average."""
     # Integers that are not codes (masks, indices) have no scale.
     known = [graph.tensors[name].quantization for name in node.inputs]
     scales = [Real.of(quantization.scale) for quantization in known if quantization is not None]
@@ -200,5 +202,5 @@ def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _quantization(graph: Graph, name: str) -> Any:
     quantization = graph.tensors[name].quantization
     if quantization is None:
-        raise ValueError(f"retarget: the tensor {name!r} has no scale, and a target makes its constants from scales.")
+        raise ValueError(f"retarget: expected a scale for the tensor {name!r}, because constants follow from it.")
     return quantization

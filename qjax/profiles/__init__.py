@@ -1,10 +1,10 @@
-"""What devices demand: profiles as data, each rule with its source.
+"""Profiles: the requirements of devices as data, each rule with its source.
 
     recipe = qjax.Recipe(profile="ethos_u")  # fills in target, weights, activations
     print(graph.check("ethos_u"))  # every rule that the emitted file breaks
 
-A profile is checked on the operators of the file that it emits, under the names that the vendor's documents use. What
-a profile does not state is a violation.
+A profile is checked on the operators of the file that it emits, under the names in the vendor's documents. Anything
+that a profile does not list is a violation.
 """
 
 from qjax.profiles import devices, rules

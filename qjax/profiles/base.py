@@ -1,4 +1,4 @@
-"""A profile: what one device demands, the source of each demand, and what a recipe for it looks like."""
+"""A profile: the requirements of one device, the source of each of them, and proposals for a recipe."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from qjax.support.names import did_you_mean
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Operators of the format that the device computes. All that no profile lists is a violation.
+    """Operators of the format that the device supports. An operator that no profile lists is a violation.
 
     Args:
       names: of the operators, as the format spells them.
-      source: where the vendor says so.
+      source: where the vendor documents it.
     """
 
     names: frozenset[str]
@@ -28,14 +28,14 @@ def known(names: str, source: Source) -> Known:
 
     Args:
       names: of operators, separated by spaces.
-      source: where the vendor says so.
+      source: where the vendor documents it.
     """
     return Known(frozenset(names.split()), source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """What one device, or one part of it, demands.
+    """The requirements of one device, or of one part of it.
 
     Args:
       name: how recipes and the command line refer to it.
@@ -45,14 +45,14 @@ class Profile:
       activations: the proposed codes of activations.
       scheme: the codes that are allowed.
       format: the format of the files that are checked.
-      operators: what the device computes.
-      rules: what it demands of these operators.
+      operators: the operators that the device supports.
+      rules: its requirements for these operators.
       otherwise: what happens to an operator that breaks a rule.
-      proof: what was run, and what was not for want of the device.
+      proof: what was run, and what could not be run without the device.
       options: options of the emitter.
-      emits: whether qjax writes a file that the device or its compiler takes. Otherwise only the rules are checked.
+      emits: whether qjax writes a file that the device or its compiler accepts. Otherwise only the rules are checked.
       cut: whether everything after the first operator that breaks a rule runs elsewhere, too.
-      floats: whether float parts with `qjax.Dynamic` may be in its files.
+      floats: whether its files may contain float parts with `qjax.Dynamic`.
       recipe: further fields of `Recipe` that are proposed.
 
     Examples:
@@ -80,12 +80,12 @@ class Profile:
 
     @property
     def known(self) -> frozenset[str]:
-        """All operators that it states."""
+        """All operators that it lists."""
         return frozenset(name for group in self.operators for name in group.names)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every source, once, in order."""
+        """Every source once, in order."""
         found = [self.scheme.source, *(group.source for group in self.operators), *(r.source for r in self.rules)]
         return tuple(dict.fromkeys(found))
 
@@ -94,13 +94,13 @@ _profiles: dict[str, Profile] = {}
 
 
 def register(profile: Profile) -> Profile:
-    """Make a profile known by its name.
+    """Register a profile by its name.
 
     Args:
       profile: the profile.
 
     Raises:
-      ValueError: another one has this name.
+      ValueError: another profile has this name.
     """
     if _profiles.setdefault(profile.name, profile) is not profile:
         raise ValueError(f"Another profile is registered under the name {profile.name!r}.")
@@ -108,10 +108,10 @@ def register(profile: Profile) -> Profile:
 
 
 def get(name: "str | Profile") -> Profile:
-    """The profile of that name; a Profile is returned as it is.
+    """The profile with that name; a `Profile` is returned unchanged.
 
     Args:
-      name: of a registered profile, or a `Profile`.
+      name: the name of a registered profile, or a `Profile`.
 
     Raises:
       ValueError: there is none.

@@ -1,4 +1,4 @@
-"""Runs a profile's rules over the operators of a file, or over the specs of a recipe."""
+"""Checks a profile's rules on the operators of a file, or on the specs of a recipe."""
 
 import dataclasses
 from collections import Counter
@@ -14,13 +14,13 @@ from qjax.profiles.verdict import Verdict, Violation
 def check_operators(
     profile: Profile, operators: Sequence[Operator], *, trained: bool = True, scheme: bool = True
 ) -> Verdict:
-    """Every operator against every rule.
+    """Check every operator against every rule.
 
     Args:
       profile: the device.
-      operators: of a file.
+      operators: those of a file.
       trained: whether the values of the weights are final; False leaves out the rules that depend on them.
-      scheme: False leaves out the rules about bits, signs and zero points, because they were judged already.
+      scheme: False leaves out the rules about bits, signs and zero points, because they were checked already.
     """
     found: list[Violation] = []
     rules = [rule for rule in profile.rules if (trained or not rule.numbers) and (scheme or not rule.scheme)]
@@ -59,25 +59,25 @@ def _of_operator(profile: Profile, rules: Iterable, operator: Operator) -> Itera
 def check_spec(
     profile: Profile, kind: str, spec: QSpec, where: str, location: str | None = None
 ) -> Iterator[Violation]:
-    """The violations of one spec.
+    """List the violations of one spec.
 
     Args:
       profile: the device.
       kind: "weight", or anything else for an activation.
       spec: the codes.
-      where: whose they are, for the message.
+      where: the owner of the spec, for the message.
       location: the user's "file:line", if there is one.
     """
     allowed: Specs = profile.scheme.weights if kind == "weight" else profile.scheme.activations
     name, given = ("weights", profile.weights) if kind == "weight" else ("activations", profile.activations)
     for wrong in allowed.wrong(spec):
         expected, _, came = wrong.removeprefix("expected ").partition(", got ")
-        cure = f"Leave {name} out of the recipe, or use {name}={_written(given)}."
+        cure = f"Leave {name} out of the recipe, or use {name}={_spell_spec(given)}."
         yield Violation(name, where, expected, came, cure, str(profile.scheme.source), location)
 
 
-def _written(spec: QSpec) -> str:
-    """A spec as it is written, without fields that have their default."""
+def _spell_spec(spec: QSpec) -> str:
+    """A spec as a user would write it, without fields that have their default."""
     default = QSpec()
     fields = [f"bits={spec.bits}"]
     for field in ("signed", "symmetric", "axis"):

@@ -1,4 +1,4 @@
-"""What a file for a device holds: operators under the names of its format, and the tensors that they read and write."""
+"""The content of a file for a device: operators under the names of its format, and the tensors that they use."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray
 
 PARAMETERS = "parameters"
-"""The key of an operator's options with its constant numbers (axes, shapes, strides) by the position of the input."""
+"""The key of an operator's options for its constant numbers (axes, shapes, strides), by position of the input."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,13 +17,13 @@ class Tensor:
     """One tensor of a file.
 
     Attributes:
-      name: in the file.
+      name: its name in the file.
       shape: None is a free size.
-      dtype: in numpy's words.
-      scale, zero_point: None for what has no quantization parameters (floats, indices).
-      axis: that the scales run along; None: one scale.
+      dtype: numpy's name of it.
+      scale, zero_point: None if it has no quantization parameters (floats, indices).
+      axis: the axis along which scales differ; None: one scale.
       blocks: whether there are scales for parts of an axis.
-      data: returns the codes of a constant; None for what is computed or fed.
+      data: returns the codes of a constant; None for tensors that are computed or fed.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Tensor:
 
     @property
     def constant(self) -> bool:
-        """Whether the file holds its values."""
+        """Whether the file contains its values."""
         return self.data is not None
 
     @property
     def grid(self) -> str:
-        """Scale and zero point, in words."""
+        """Scale and zero point in words."""
         if self.scale is None or self.zero_point is None:
             return "no scale"
         if self.scale.size > 1:
@@ -61,14 +61,14 @@ class Operator:
     """One operator of a file.
 
     Attributes:
-      name: in the words of its format: CONV_2D, Conv.
-      node: of the graph that it computes, or its own name.
+      name: in the format's spelling: CONV_2D, Conv.
+      node: the node of the graph that it computes, or its own name.
       location: the user's "file:line".
-      inputs: None where an optional one is left out.
+      inputs: None for optional ones that are left out.
       outputs: the tensors that it computes.
       options: its attributes.
-      weight, bias: which of the inputs they are.
-      on_codes: it is one of ONNX's operators, and its inputs are codes rather than the floats behind
+      weight, bias: the positions of these inputs.
+      on_codes: whether it is one of ONNX's operators whose inputs are codes instead of the floats after
         DequantizeLinear.
     """
 
@@ -97,7 +97,7 @@ class Operator:
 
     @property
     def read(self) -> tuple[Tensor, ...]:
-        """The activations that it reads: what is computed, and constants with a scale."""
+        """The activations that it reads: computed tensors, and constants with a scale."""
         own = {self.weight, self.bias}
         return tuple(
             tensor
@@ -112,7 +112,7 @@ class Operator:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All but constants without a scale (axes, shapes)."""
+        """All tensors except constants without a scale (axes, shapes)."""
         yield from self.activations
         if self.weights is not None:
             yield self.weights

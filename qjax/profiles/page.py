@@ -1,4 +1,4 @@
-"""Profiles as tables: of the devices, of one device's rules, and all of them as the page docs/profiles.md."""
+"""Formats profiles as tables: of the devices, of one device's rules, and all of them as the page docs/profiles.md."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def devices_table() -> str:
 
 
 def rules_of(profile: Profile) -> list[tuple[str, str, str]]:
-    """(about, demand, source) of everything that the profile states."""
+    """(topic, requirement, source) for everything that the profile states."""
     scheme = profile.scheme
     found = [
         ("recipe: weights", scheme.weights.text, str(scheme.source)),
@@ -35,7 +35,7 @@ def rules_table(profile: Profile) -> str:
 
 
 def markdown(given: Sequence[str] | None = None) -> str:
-    """The generated part of docs/profiles.md; given: the names of the profiles, None: all."""
+    """The generated part of docs/profiles.md. given: the names of the profiles, None for all."""
     listed = names() if given is None else given
     lines = ["| profile | device | file | proposed target | what was run |", "| --- | --- | --- | --- | --- |"]
     for name in listed:

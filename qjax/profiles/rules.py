@@ -1,7 +1,7 @@
-"""Rules: what a device demands of an operator, each with its source and a cure.
+"""Rules: the requirements of a device for an operator, each with its source and a cure.
 
-A rule's test looks at one operator and returns what came, or None where nothing is wrong. The functions below make
-rules from numbers; a profile is a list of such calls.
+A rule's test examines one operator and returns the offending fact, or None if nothing is wrong. The functions below
+make rules from numbers; a profile is a list of such calls.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ class Source:
     """The source of a rule: a vendor's page or code, with its version.
 
     Args:
-      text: which page or file, and its version.
+      text: the page or file, and its version.
       url: its address.
-      verified: whether the text was read in that version. An unverified one is said to be so wherever it is shown.
+      verified: whether the text was read in that version. Unverified sources are marked wherever they are shown.
     """
 
     text: str
@@ -36,17 +36,17 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One demand.
+    """One requirement.
 
     Args:
       name: short, for tables.
-      expected: what the rule demands, in words.
+      expected: the requirement in words.
       cure: what to do about a violation.
-      source: where the vendor says so.
-      test: (operator) -> what came instead, or None where the rule holds.
-      only: the operators that it is about; empty is all.
-      numbers: whether it depends on trained values, so that it cannot be judged before training ends.
-      scheme: whether it is about bits, signs and zero points, which `Scheme` says of the recipe already.
+      source: where the vendor documents it.
+      test: (operator) -> the offending fact, or None if the rule holds.
+      only: the operators to which it applies; empty means all.
+      numbers: whether it depends on trained values, so that it cannot be checked before training ends.
+      scheme: whether it is about bits, signs and zero points, which `Scheme` checks on the recipe already.
     """
 
     name: str
@@ -79,9 +79,9 @@ def activations(
     indices: Collection[str] = (),
     cure: str,
 ) -> Rule:
-    """One scale per tensor, codes of those dtypes.
+    """Activations have one scale per tensor, and codes of those dtypes.
 
-    symmetric: a zero point of 0. indices: the operators whose outputs are indices, without a scale.
+    symmetric: with zero point 0. indices: the operators whose outputs are indices, without a scale.
     """
 
     def test(operator: Operator) -> str | None:
@@ -115,10 +115,10 @@ def weights(
     only: Collection[str] = (),
     cure: str,
 ) -> Rule:
-    """Constant weights of those dtypes.
+    """Weights are constants of those dtypes.
 
-    symmetric: with the zero point 0. least: the least code. per_channel: the operators whose weights may have a scale
-    per output channel; None is all.
+    symmetric: with zero point 0. least: the least code. per_channel: the operators whose weights may have a scale per
+    output channel; None means all.
     """
 
     def test(operator: Operator) -> str | None:
@@ -150,12 +150,12 @@ def weights(
 
 
 def bias(dtypes: Collection[str], source: Source, *, cure: str) -> Rule:
-    """A bias of those dtypes; codes have the scale of the input times that of the weights."""
+    """A bias has one of those dtypes; its codes have the scale of the input times that of the weights."""
 
     def test(operator: Operator) -> str | None:
         tensor, first = operator.biases, operator.inputs[0] if operator.inputs else None
         if tensor is not None and tensor.dtype == "float32" and first is not None and first.dtype == "float32":
-            # a product of floats has a bias of floats
+            # A product of floats has a bias of floats.
             return None
         if tensor is None or tensor.dtype in dtypes:
             return None if tensor is None or tensor.dtype == "float32" else _bias_scale(operator, tensor)
@@ -172,7 +172,7 @@ def _bias_scale(operator: Operator, tensor: Tensor) -> str | None:
         return f"{tensor.name!r} without a scale"
     wanted = np.float64(x.scale.reshape(-1)[0]) * w.scale.astype(np.float64).reshape(-1)
     given = tensor.scale.astype(np.float64).reshape(-1)
-    # A tool may form the product in float32 or in double, so allow one step of float32.
+    # Tools compute the product in float32 or in double, so allow one step of float32.
     near = given.size in (1, wanted.size) and np.all(np.abs(given - wanted) <= 2.0**-23 * np.abs(wanted))
     return None if near else f"{tensor.name!r} with another scale"
 
@@ -207,7 +207,7 @@ def fixed_grid(operators: Collection[str], dtype: str, scale: float, zero_point:
 
 
 def same_grid(operators: Collection[str], source: Source, *, cure: str, outputs: bool = False) -> Rule:
-    """All inputs have one scale and zero point; outputs: which are those of the output too."""
+    """All inputs have the same scale and zero point; outputs: the output has them too."""
 
     def test(operator: Operator) -> str | None:
         tensors = operator.activations if outputs else operator.read
@@ -221,7 +221,7 @@ def same_grid(operators: Collection[str], source: Source, *, cure: str, outputs:
 
 
 def narrow_second(operators: Collection[str], source: Source, *, cure: str) -> Rule:
-    """Where the first input has 16 bits, the second has 8."""
+    """If the first input has 16 bits, the second has 8."""
 
     def test(operator: Operator) -> str | None:
         first, second, *_ = (*operator.inputs, None, None)
@@ -241,7 +241,7 @@ def _set(names: Collection[str]) -> frozenset[str]:
 
 
 def rank(most: int, source: Source, *, only: Collection[str] = (), used: bool = False) -> Rule:
-    """At most that many dimensions; used: not counting those of size 1."""
+    """Tensors have at most that many dimensions; used: without those of size 1."""
 
     def test(operator: Operator) -> str | None:
         for tensor in operator.activations:
@@ -255,7 +255,7 @@ def rank(most: int, source: Source, *, only: Collection[str] = (), used: bool = 
 
 
 def dimensions(most: int, source: Source) -> Rule:
-    """Sizes of axes from 1 to that number."""
+    """Axes have sizes from 1 to that number."""
 
     def test(operator: Operator) -> str | None:
         bad = [t for t in operator.tensors if any(n is not None and not 1 <= n <= most for n in t.shape)]
@@ -265,7 +265,7 @@ def dimensions(most: int, source: Source) -> Rule:
 
 
 def batch_of_one(source: Source, *, only: Collection[str] = (), without: Collection[str] = ()) -> Rule:
-    """The first of four axes is 1."""
+    """The first of four axes has size 1."""
 
     def test(operator: Operator) -> str | None:
         if operator.name in without:
@@ -288,7 +288,7 @@ def innermost(most: int, source: Source) -> Rule:
 
 
 def static(source: Source) -> Rule:
-    """No free size, except that of the batch."""
+    """No size is free, except for the batch."""
 
     def test(operator: Operator) -> str | None:
         bad = [t for t in operator.activations if None in t.shape[1:]]
@@ -318,7 +318,7 @@ class Window:
 def window(
     only: Collection[str], expected: str, source: Source, allowed: Callable[[Window, Operator], bool], *, cure: str
 ) -> Rule:
-    """A condition on windows. allowed: whether the device takes it."""
+    """A condition on windows. allowed: whether the device supports one."""
 
     def test(operator: Operator) -> str | None:
         found = window_of(operator)
@@ -331,7 +331,7 @@ def window(
 
 
 def window_of(operator: Operator) -> Window | None:
-    """The window of an operator of TFLite or ONNX; None where it has none of two dimensions."""
+    """The window of an operator of TFLite or ONNX; None if it has no two-dimensional window."""
     options: Any = operator.options
     if "stride_w" in options:
         strides = int(options["stride_h"]), int(options["stride_w"])
@@ -352,7 +352,7 @@ def window_of(operator: Operator) -> Window | None:
 
 
 def weight_sum(only: Collection[str], most: int, source: Source) -> Rule:
-    """The sum of absolute weights of every output channel."""
+    """The sum of absolute weights of every output channel has an upper bound."""
 
     def test(operator: Operator) -> str | None:
         tensor = operator.weights
@@ -373,7 +373,7 @@ def weight_sum(only: Collection[str], most: int, source: Source) -> Rule:
 
 
 def demand(name: str, expected: str, source: Source, came: Test, *, cure: str, only: Collection[str] = ()) -> Rule:
-    """A rule of its own."""
+    """A rule with a test of its own."""
     return Rule(name, expected, cure, source, came, _set(only))
 
 
@@ -388,5 +388,5 @@ def floats_between(source: Source) -> Rule:
 
 
 def elements(tensor: Tensor) -> int:
-    """How many elements one example has."""
+    """The number of elements per example."""
     return math.prod(n or 1 for n in tensor.shape)

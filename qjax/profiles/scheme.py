@@ -1,4 +1,4 @@
-"""What a device demands of a recipe's specs, before there is any graph."""
+"""The requirements of a device for a recipe's specs, which are checked before there is any graph."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ class Specs:
 
     Args:
       dtypes: of the codes.
-      bits: how many.
+      bits: the allowed widths.
       symmetric: True: only symmetric ones; None: both.
       narrow: whether signed symmetric ones must leave out the lowest code.
       per_channel: whether a tensor may have a scale per channel.
@@ -26,11 +26,11 @@ class Specs:
     per_channel: bool = False
 
     def wrong(self, spec: QSpec) -> Iterator[str]:
-        """What about a spec is not allowed: what was expected, and what came."""
+        """Yield what is not allowed about a spec: what was expected, and what came."""
         if spec.bits not in self.bits:
-            yield f"expected {_listed(self.bits)} bits, got {spec.bits}"
+            yield f"expected {_join_values(self.bits)} bits, got {spec.bits}"
         elif spec.dtype.name not in self.dtypes:
-            yield f"expected codes of {_listed(self.dtypes)}, got {spec.dtype.name}"
+            yield f"expected codes of {_join_values(self.dtypes)}, got {spec.dtype.name}"
         if self.symmetric and not spec.symmetric:
             yield "expected symmetric codes (zero point 0), got symmetric=False"
         if self.narrow and spec.symmetric and spec.signed and not spec.narrow_range:
@@ -42,8 +42,8 @@ class Specs:
 
     @property
     def text(self) -> str:
-        """In words."""
-        parts = [f"{_listed(self.bits)} bits ({_listed(self.dtypes)})"]
+        """The allowed specs in words."""
+        parts = [f"{_join_values(self.bits)} bits ({_join_values(self.dtypes)})"]
         parts += ["symmetric"] if self.symmetric else ["symmetric or not"]
         parts += ["without the lowest code"] if self.narrow else []
         return ", ".join([*parts, "per channel or per tensor" if self.per_channel else "per tensor"])
@@ -51,12 +51,12 @@ class Specs:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Both kinds of specs, and their places.
+    """The allowed specs of weights and of activations.
 
     Args:
       weights: the specs that weights may have.
       activations: the specs that activations may have.
-      source: where the vendor says so.
+      source: where the vendor documents it.
     """
 
     weights: Specs
@@ -76,7 +76,7 @@ def specs(
 
     Args:
       dtypes: of the codes, separated by spaces.
-      bits: how many a code may have.
+      bits: the allowed widths of a code.
       symmetric: True allows only symmetric ones, None both.
       narrow: whether signed symmetric ones must leave out the lowest code.
       per_channel: whether a tensor may have a scale per channel.
@@ -84,5 +84,5 @@ def specs(
     return Specs(frozenset(dtypes.split()), frozenset(bits), symmetric, narrow, per_channel)
 
 
-def _listed(values: frozenset[int] | frozenset[str]) -> str:
+def _join_values(values: frozenset[int] | frozenset[str]) -> str:
     return " or ".join(str(value) for value in sorted(values, key=str))

@@ -1,4 +1,4 @@
-"""What a check found: every violation, with where, what was expected, what came, and the cure."""
+"""The result of a check: every violation with its place, what was expected, what came, and the cure."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ class Violation:
 
     Attributes:
       rule: the rule's name.
-      node: of the graph, with the operator of the file; or the name of a quantizer.
-      expected: what the rule demands.
+      node: the node of the graph, with the operator of the file; or the name of a quantizer.
+      expected: the requirement.
       came: what there is instead.
       cure: what to do about it.
       source: the page or code that states the rule.
@@ -47,8 +47,8 @@ class Verdict:
 
     Attributes:
       profile: the device.
-      violations: every violation; empty where the device takes everything.
-      operators: name and how often, of what was checked.
+      violations: every violation; empty if the device supports everything.
+      operators: (name, count) of the operators that were checked.
     """
 
     profile: Profile
@@ -82,13 +82,13 @@ class Verdict:
         }
 
     def refuse(self, what: str) -> None:
-        """Raise a ProfileError if any rule is broken; what: the function that was called."""
+        """Raise a ProfileError if any rule is broken. what: the calling function, for the message."""
         if self.violations:
             raise ProfileError(f"{what}: profile {self.profile.name!r}: {refused(self.profile, self.violations)}")
 
 
 def refused(profile: Profile, violations: Sequence[Violation]) -> str:
-    """All violations, one a line."""
+    """List all violations, one per line."""
     count = "1 rule is broken" if len(violations) == 1 else f"{len(violations)} rules are broken"
     lines = "\n".join(f"  {violation}" for violation in violations)
     return f"{count}; {profile.otherwise}:\n{lines}"

@@ -1,1 +1,1 @@
-"""Runs a graph: whole and compiled, with its loops as loops, or node by node."""
+"""Runs a graph: as one compiled function, with its loops as loops, or node by node."""

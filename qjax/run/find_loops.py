@@ -1,9 +1,11 @@
-"""Finds the stretches of a graph that repeat: the steps of a loop over time, and equal layers one after another.
+"""Finds repeated stretches of a graph: the steps of a loop over time, and equal layers one after another.
 
-The lowering unrolls loops, and a stack of layers is a row of nodes anyway. Here the repetition is found again, from
-the nodes alone: nodes `first` to `first + period * count` are `count` iterations of one body of `period` nodes. The
-iterations differ only in the values of constants, in what they read from outside, and in attributes that an op calls
-`varying`. So a body can be compiled once, however many iterations there are.
+The lowering unrolls loops, and a stack of layers is a sequence of nodes anyway. This module recovers the repetition
+from the nodes alone: nodes `first` to `first + period * count` are `count` iterations of one body of `period` nodes.
+The iterations differ only in the values of constants, in what they read from outside, and in attributes that an op
+declares as `varying`. A body can therefore be compiled once, however many iterations there are.
+
+    dot0 relu0 dot1 relu1 dot2 relu2 dot3 relu3   ->   Repeat(first=0, period=2, count=4)
 """
 
 import dataclasses
@@ -17,19 +19,19 @@ from qjax.graph.ir import REAL_DTYPE, Graph, Node
 from qjax.graph.kernels import Constants, attributes
 
 FEWEST = 4
-"""Iterations below which nodes stay as they are: a loop costs about as much to compile as a few copies."""
+"""The fewest iterations of a loop, because a loop takes about as long to compile as a few copies of its body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """What the node at `position` computed in the same iteration."""
+    """The result of the node at `position` in the same iteration."""
 
     position: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """What the node at `position` computed in the iteration before; the tensor `initial` in the first one."""
+    """The result of the node at `position` in the previous iteration; the tensor `initial` in the first one."""
 
     position: int
     initial: str
@@ -54,7 +56,7 @@ Read = Inside | Carried | Outside
 class Repeat:
     """`count` iterations of `period` nodes; the first node is number `first` of the graph.
 
-    reads: for every node of the body, where its inputs come from.
+    reads: for every node of the body, the sources of its inputs.
     """
 
     first: int
@@ -64,7 +66,7 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The number of the first node behind the loop."""
+        """The number of the first node after the loop."""
         return self.first + self.period * self.count
 
     def nodes(self, graph: Graph, position: int) -> list[Node]:
@@ -79,12 +81,12 @@ def repeats(graph: Graph, constants: Constants) -> tuple[Repeat, ...]:
 
 
 def over_iterations(graph: Graph, loops: Iterable[Repeat]) -> list[list[str]]:
-    """For every node of every body: the names of the nodes that it stands for."""
+    """For every node of every body: the names of the nodes that it represents."""
     return [[node.name for node in loop.nodes(graph, b)] for loop in loops for b in range(loop.period)]
 
 
 def read_outside(graph: Graph, loops: Sequence[Repeat], wanted: Iterable[str]) -> set[str]:
-    """The tensors that are wanted, or read by a node of no loop, or by a loop that does not compute them."""
+    """The tensors that are wanted, or read by a node outside all loops, or by a loop that does not compute them."""
     names, at = set(wanted), 0
     for loop in loops:
         for node in graph.nodes[at : loop.first]:
@@ -101,7 +103,7 @@ def read_outside(graph: Graph, loops: Sequence[Repeat], wanted: Iterable[str]) -
 
 
 def varies(nodes: Sequence[Node]) -> bool:
-    """Whether the iterations of a node have other attributes, as the place of a slice."""
+    """Whether attributes of a node differ between iterations, such as the position of a slice."""
     varying = ops.get(nodes[0].op).varying
     return any(node.attributes[key] != nodes[0].attributes[key] for key in varying for node in nodes)
 
@@ -117,7 +119,7 @@ class _Finder:
         self.producer = {node.output: index for index, node in enumerate(graph.nodes)}
 
     def within(self, low: int, high: int) -> Iterator[Repeat]:
-        """The loops among the nodes from `low` to before `high`: the one that saves most, then those beside it."""
+        """The loops among the nodes from `low` to before `high`: the one that saves most, then those around it."""
         best = self._best(low, high)
         if best is not None:
             yield from self.within(low, best.first)
@@ -129,13 +131,13 @@ class _Finder:
         for most, period, start, length in self._candidates(low, high):
             if most <= saved:
                 break
-            found = self._fitted(period, start, length)
+            found = self._longest_loop(period, start, length)
             if found is not None and found.period * (found.count - 1) > saved:
                 best, saved = found, found.period * (found.count - 1)
         return best
 
     def _candidates(self, low: int, high: int) -> list[tuple[int, int, int, int]]:
-        """Where types repeat: (nodes that a loop would save, period, start, length), the greatest saving first."""
+        """Stretches of repeating types: (nodes that a loop would save, period, start, length), most saved first."""
         found: list[tuple[int, int, int, int]] = []
         for period in range(1, (high - low) // FEWEST + 1):
             equal = self.types[low : high - period] == self.types[low + period : high]
@@ -146,8 +148,8 @@ class _Finder:
                     found.append(((length // period - 1) * period, period, low + int(start), length))
         return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
-    def _fitted(self, period: int, start: int, length: int) -> Repeat | None:
-        """The longest loop in a stretch of equal types; which node is the first of the body decides what it reads."""
+    def _longest_loop(self, period: int, start: int, length: int) -> Repeat | None:
+        """The longest loop in a stretch of equal types; its reads depend on which node begins the body."""
         best = None
         for shift in range(min(length - FEWEST * period, period) + 1):
             count = (length - shift) // period
@@ -159,7 +161,7 @@ class _Finder:
         return best
 
     def _loop(self, first: int, period: int, count: int) -> Repeat | None:
-        """As many of the iterations as read alike; None if those are too few."""
+        """As many of the iterations as read alike; None if these are too few."""
         reads: list[list[Read]] = []
         for position in range(period):
             nodes = self.nodes[first + position : first + period * count : period]
@@ -169,15 +171,15 @@ class _Finder:
                 if count < FEWEST:
                     return None
                 reads[-1].append(found)
-            count = _alike(nodes[:count], reads[-1])
+            count = _count_alike(nodes[:count], reads[-1])
             if count < FEWEST:
                 return None
         whole = tuple(tuple(_first(read, count) for read in entry) for entry in reads)
         return Repeat(first, period, count, whole)
 
     def _read(self, first: int, period: int, names: list[str]) -> tuple[Read, int]:
-        """Where one input comes from, and for how many iterations that holds."""
-        # numbered from the loop's first node; what lies before it, or is computed by no node, is outside
+        """The source of one input, and the number of iterations for which that holds."""
+        # Number nodes from the loop's first one; tensors from before it, or that no node computes, are outside.
         at = [self.producer.get(name, -1) - first for name in names]
         inside = _leading(m * period <= p < (m + 1) * period and p - m * period == at[0] for m, p in enumerate(at))
         carried = 0
@@ -193,8 +195,8 @@ class _Finder:
         return Outside(tuple(names)), count
 
 
-def _alike(nodes: Sequence[Node], reads: Sequence[Read]) -> int:
-    """How many of the nodes have the first one's attributes; all, where others can be computed for all at once."""
+def _count_alike(nodes: Sequence[Node], reads: Sequence[Read]) -> int:
+    """How many of the nodes have the first one's attributes; all of them, if others can be computed for all at once."""
     varying = ops.get(nodes[0].op).varying
     if all(isinstance(read, Outside) and read.same for read in reads):
         return len(nodes)
@@ -203,7 +205,7 @@ def _alike(nodes: Sequence[Node], reads: Sequence[Read]) -> int:
 
 
 def _leading(tests: Iterable[bool]) -> int:
-    """How many come before the first False."""
+    """How many values come before the first False."""
     count = 0
     for test in tests:
         if not test:
@@ -217,10 +219,10 @@ def _first(read: Read, count: int) -> Read:
 
 
 def _type(graph: Graph, node: Node, constants: Mapping[str, Any]) -> Any:
-    """What two nodes must share to be iterations of one: everything but names, places and values."""
+    """What nodes must share to be iterations of one: everything but names, positions and values."""
     tensors = [graph.tensors[name] for name in (*node.inputs, node.output)]
     if any(tensor.dtype == REAL_DTYPE for tensor in tensors):
-        # floats may be rounded otherwise in a body that is compiled by itself
+        # Floats may be rounded differently in a body that is compiled by itself.
         return node.name
     varying = ops.get(node.op).varying
     facts = sorted((key, repr(value)) for key, value in attributes(graph, node).items() if key not in varying)

@@ -1,6 +1,6 @@
-"""Refuses inputs that a graph has no code for: NaN and infinity, and indices out of range.
+"""Refuses inputs for which a graph has no code: NaN and infinity, and indices out of range.
 
-Inside a trace nothing can be refused: NaN becomes the zero point, infinities saturate, and indices are clipped.
+Inside a trace nothing can be refused, so NaN becomes the zero point, infinities saturate, and indices are clipped.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ _INDICES = (
 
 
 def input_faults(graph: Graph, inputs: Sequence[Array]) -> dict[str, jax.Array]:
-    """Per quantized float input: int32 [how many are NaN, how many are infinite]. May be traced."""
+    """Per quantized float input: int32 [number of NaN, number of infinities]. May be traced."""
     found: dict[str, jax.Array] = {}
     for name, x in zip(graph.inputs, inputs, strict=True):
         x = jnp.asarray(x)
@@ -34,12 +34,12 @@ def input_faults(graph: Graph, inputs: Sequence[Array]) -> dict[str, jax.Array]:
 
 
 def chosen_by(graph: Graph) -> list[str]:
-    """The tensors that `index_faults` looks at."""
+    """The tensors that `index_faults` examines."""
     return [name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs]
 
 
 def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Array]) -> dict[str, jax.Array]:
-    """Per node that chooses by indices: int32, how many of them choose what is not there. env: see `chosen_by`."""
+    """Per node that selects by indices: int32, how many indices are out of range. env: see `chosen_by`."""
     found: dict[str, jax.Array] = {}
     for node in graph.nodes:
         if not ops.get(node.op).chooses:
@@ -52,7 +52,7 @@ def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Array]) -
 
 
 def code_faults(graph: Graph, inputs: Sequence[Array], kept: Collection[str]) -> dict[str, jax.Array]:
-    """Per input that is codes (`kept`): int32, how many of them its bits do not have."""
+    """Per input that consists of codes (`kept`): int32, how many of them are outside the range of its bits."""
     found: dict[str, jax.Array] = {}
     for name, x in zip(graph.inputs, inputs, strict=True):
         q = graph.tensors[name].quantization
@@ -64,7 +64,7 @@ def code_faults(graph: Graph, inputs: Sequence[Array], kept: Collection[str]) ->
 def refuse(
     graph: Graph, inputs: Mapping[str, Any], indices: Mapping[str, Any], codes: Mapping[str, Any] | None = None
 ) -> None:
-    """Raise a ValueError for what the functions above counted; tracers are not looked at."""
+    """Raise a ValueError for anything that the functions above counted; tracers are not checked."""
     for name, counts in inputs.items():
         if not isinstance(counts, Tracer) and np.any(nan_inf := np.asarray(counts)):
             raise ValueError(
@@ -76,7 +76,7 @@ def refuse(
             assert q is not None
             raise ValueError(
                 f"The state's part {name!r}: expected codes in [{q.qmin}, {q.qmax}], got {int(count)} others. "
-                "graph.state(values) makes codes of floats."
+                "graph.state(values) makes codes from floats."
             )
     for name, count in indices.items():
         if not isinstance(count, Tracer) and int(count):

@@ -1,4 +1,4 @@
-"""Runs a graph: one jitted function of integers."""
+"""Runs a graph as one jitted function of integers."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from qjax.support.batches import WITHOUT_LABELS
 
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
-    """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    """Run all nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
     return in_automatic(lambda *args: _run(graph, *args), (constants, list(inputs)), along_batch(inputs))
 
 
@@ -36,7 +36,7 @@ def _run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[st
 
 
 class Interpreter:
-    """A finished graph as a jitted function from codes to codes."""
+    """A program as a jitted function from codes to codes."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -47,11 +47,11 @@ class Interpreter:
 
     @property
     def constants(self) -> SharedConstants:
-        """What the functions below take beside their inputs, on the default device."""
+        """The constants that the functions below take in addition to their inputs, on the default device."""
         return self.constants_near(())
 
     def constants_near(self, inputs: Sequence[Any]) -> SharedConstants:
-        """The same on the device where `jax.jit` computes with these inputs."""
+        """The same constants on the device where `jax.jit` computes with these inputs."""
         return self._near.to(inputs)
 
     def outputs(self, constants: SharedConstants, inputs: Sequence[Array]) -> list[Any]:
@@ -79,7 +79,7 @@ class Interpreter:
         return jax.make_jaxpr(self.outputs)(self.constants, self.checked(inputs))
 
     def checked(self, inputs: Sequence[Array]) -> list[Any]:
-        """The inputs as arrays, or an error that says what the graph expects."""
+        """The inputs as arrays; raises an error that describes what the graph expects."""
         graph = self.graph
         check_count(graph, inputs)
         arrays = list(inputs)
@@ -98,13 +98,13 @@ class Interpreter:
 
 
 def _check_codes(tensor: Tensor, array: Any) -> None:
-    """Raise for codes that the input's bits do not have; a traced array cannot be checked."""
+    """Raise for codes outside the range of the input's bits; a traced array cannot be checked."""
     q, limits = tensor.quantization, np.iinfo(tensor.dtype) if tensor.quantization is not None else None
     if q is None or limits is None or isinstance(array, Tracer) or np.size(array) == 0:
         return
     if q.qmin <= limits.min and q.qmax >= limits.max:
-        return  # every code of the dtype
-    # numpy: within a trace even a constant of jax would be computed later
+        return  # every value of the dtype is a code
+    # Use numpy, because within a trace JAX would delay even the computation with a constant.
     values = np.asarray(array)
     low, high = int(values.min()), int(values.max())
     if low < q.qmin or high > q.qmax:
@@ -115,7 +115,7 @@ def _check_codes(tensor: Tensor, array: Any) -> None:
 
 
 def each(codes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arrays of a call that gives them one by one, or all in one tuple, as `IntegerGraph.quantize` returns it."""
+    """The arrays of a call that passes them one by one, or in one tuple, as `IntegerGraph.quantize` returns them."""
     return codes[0] if len(codes) == 1 and isinstance(codes[0], tuple) else codes
 
 
@@ -123,20 +123,20 @@ def check_count(graph: Graph, inputs: Sequence[Array]) -> None:
     """Raise unless there is one value per input of the graph."""
     if len(inputs) != len(graph.inputs):
         raise TypeError(
-            f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}. Give one "
+            f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}. Pass one "
             f"array for each. {WITHOUT_LABELS}"
         )
 
 
 def check_shapes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise unless the shapes are those of the graph's inputs, with one size of the batch."""
+    """Raise unless the shapes are those of the graph's inputs, with one batch size."""
     sizes: set[int] = set()
     for name, shape in zip(graph.inputs, shapes, strict=True):
         expected = graph.tensors[name].shape
         check_shape(name, expected, shape)
         sizes |= {size for wanted, size in zip(expected, shape, strict=True) if wanted is None}
     if len(sizes) > 1:
-        raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
+        raise ValueError(f"The inputs: expected one batch size, got the sizes {sorted(sizes)}.")
 
 
 def check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:

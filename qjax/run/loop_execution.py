@@ -1,6 +1,6 @@
 """Runs a graph with its loops as loops: a body is traced and compiled once, however many iterations it has.
 
-The value is that of `interpreter.run`: the same kernels on the same codes, in `lax.scan` instead of one after another.
+The result is that of `interpreter.run`: the same kernels on the same codes, in `lax.scan` instead of one after another.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def outputs(
 ) -> dict[str, jax.Array]:
     """The wanted tensors by name. Pure JAX: may be traced, jitted, batched.
 
-    loops: those that `repeats` finds. constants: of all nodes, best with the loops' iterations stacked.
+    loops: those that `repeats` finds. constants: of all nodes, preferably with the loops' iterations stacked.
     """
     run = _Run(graph, loops, constants, inputs, wanted)
     return {name: run.value(name) for name in wanted}
@@ -37,7 +37,7 @@ def outputs(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
-    """One iteration's tensor in the stack of all of them; it is cut out when something reads it."""
+    """One iteration's tensor in the stack of all iterations; it is sliced out when something reads it."""
 
     stack: jax.Array
     index: int
@@ -77,7 +77,7 @@ class _Run:
         return jnp.asarray(held)
 
     def node(self, node: Node) -> None:
-        """Compute a node that is in no loop."""
+        """Compute a node outside all loops."""
         stack = self.in_order(node.inputs) if len(node.inputs) > 1 else None
         if stack is not None:
             codes = ops.get(node.op).of_stack(attributes(self.graph, node), stack)
@@ -88,12 +88,12 @@ class _Run:
         self.env[node.output] = self.once(codes, [node.output])
 
     def once(self, codes: jax.Array, names: Sequence[str]) -> jax.Array:
-        """The codes, computed once where a residual branch starts."""
+        """The codes, computed only once if a residual branch starts there."""
         fork = self.alive is not None and any(name in self.forks for name in names)
         return computed_once(self.alive, codes) if fork and self.alive is not None else codes
 
     def in_order(self, names: Sequence[str]) -> jax.Array | None:
-        """One array of several tensors along a new first axis, where a loop left them so; None where it did not."""
+        """Several tensors as one array along a new first axis, if a loop produced them so; None otherwise."""
         parts = [self.env[name] for name in names]
         first, second = parts[:2]
         if not (isinstance(first, _Part) and isinstance(second, _Part)):
@@ -111,7 +111,7 @@ class _Run:
         return whole if step > 0 else lax.rev(whole, (0,))
 
     def stacked(self, names: Sequence[str]) -> jax.Array:
-        """Several tensors along a new first axis."""
+        """Stack several tensors along a new first axis."""
         stack = self.in_order(names)
         return jnp.stack([self.value(name) for name in names]) if stack is None else stack
 
@@ -132,7 +132,7 @@ class _Run:
             shapes = jax.eval_shape(
                 lambda state, given: body(state, given), initial, jax.tree.map(lambda x: x[0], body.given)
             )
-            # keep only the last state of tensors that are read after the loop in no other state
+            # Of tensors that are read only in their last state after the loop, keep only that state.
             ends = {b: zeros_of(shapes[b]) for b in last}
 
             def step(state: Any, given: Any) -> tuple[Any, Any]:
@@ -148,16 +148,16 @@ class _Run:
 
 
 class _Body:
-    """One iteration as a function of what the iteration before left, and of what it is given from outside."""
+    """One iteration as a function of the previous iteration's results, and of its inputs from outside."""
 
     def __init__(self, run: _Run, loop: Repeat) -> None:
         self.run, self.loop = run, loop
         self.nodes = [loop.nodes(run.graph, position) for position in range(loop.period)]
         self.same: list[dict[str, Any]] = []
         self.given: dict[tuple[int | str, ...], Any] = {}
-        """What differs between the iterations, stacked."""
+        """The values that differ between the iterations, stacked."""
         self.outer: dict[str, jax.Array] = {}
-        """What is read from outside and is the same for all. Made here: in the body it would be part of the loop."""
+        """The values from outside that all iterations share. In the body, every iteration would recompute them."""
         for position, (nodes, reads) in enumerate(zip(self.nodes, loop.reads, strict=True)):
             same, stacked = run.constants.over([node.name for node in nodes])
             self.same.append(same)
@@ -176,7 +176,7 @@ class _Body:
     def __call__(
         self, state: dict[tuple[int, str], jax.Array], given: dict[tuple[int | str, ...], Any]
     ) -> list[jax.Array]:
-        """What every node of the body computes."""
+        """The results of every node of the body."""
         codes: list[jax.Array] = []
         for position, (nodes, reads) in enumerate(zip(self.nodes, self.loop.reads, strict=True)):
             if (position, "codes") in given:

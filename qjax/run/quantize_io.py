@@ -1,4 +1,4 @@
-"""The two ends of a graph: codes of what the model takes, and floats of the codes that come out."""
+"""The two ends of a graph: quantizes the model's inputs to codes, and dequantizes the output codes."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
     """The arrays of a call in the order of `ir.inputs`.
 
     Args:
-      args: as the model takes them, or one array per input.
+      args: in the form that the model takes, or one array per input.
     """
     structure = ir.metadata.get("input_structure")
     plain = len(args) == len(ir.inputs) and all(is_leaf(x) and not is_static(x) for x in args)
@@ -34,7 +34,7 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
 
 
 def integers_checked(ir: Graph, inputs: Sequence[Array]) -> list[Any]:
-    """The inputs, with concrete integers refused that the graph's type of them cannot hold: JAX would cut them."""
+    """The inputs; raises for concrete integers that the graph's type cannot hold, because JAX would truncate them."""
     for name, x in zip(ir.inputs, inputs, strict=True):
         if isinstance(x, Tracer) or not np.issubdtype(getattr(x, "dtype", np.float32), np.integer):
             continue
@@ -53,7 +53,7 @@ def integers_checked(ir: Graph, inputs: Sequence[Array]) -> list[Any]:
 
 
 def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
-    """Raise where integers lie outside of the range that a table of a function of them has."""
+    """Raise for integers outside the range of a table of a function of them."""
     ranges: list[Any] = ir.metadata.get("integers") or []
     for name, x, known in zip(ir.inputs, arrays, ranges, strict=False):
         if known is not None:
@@ -61,23 +61,23 @@ def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
 
 
 def quantize_inputs(ir: Graph, inputs: Sequence[Array], kept: Collection[str] = ()) -> list[jax.Array]:
-    """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers. kept: those that are codes."""
+    """Codes of float inputs, in the order of `ir.inputs`; index inputs stay integers. kept: inputs that are codes."""
     pairs = zip(ir.inputs, inputs, strict=True)
     return [jnp.asarray(x) if name in kept else quantize_input(ir, ir.tensors[name], x) for name, x in pairs]
 
 
 def quantize_input(ir: Graph, tensor: Tensor, x: Any) -> jax.Array:
-    """Codes of one real input."""
+    """The codes of one float input."""
     x = jnp.asarray(x)
     if tensor.quantization is not None:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
                 f"Input {tensor.name!r}: expected the floats that the model takes, got {x.dtype}. Convert it as for "
-                "training, x.astype(np.float32) / 255 for images, say. Codes go to graph.run(codes)."
+                "training (for images, x.astype(np.float32) / 255). Pass codes to graph.run(codes)."
             )
         return quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype)
     if tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
-        return x.astype(tensor.dtype)  # A float part of the model reads it unquantized.
+        return x.astype(tensor.dtype)  # a float part of the model reads it unquantized
     if jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
         return x if tensor.dtype == "bool" else _within(x, tensor.dtype)
     kind = "booleans" if tensor.dtype == "bool" else "integers"
@@ -85,7 +85,7 @@ def quantize_input(ir: Graph, tensor: Tensor, x: Any) -> jax.Array:
 
 
 def _within(x: jax.Array, dtype: str) -> jax.Array:
-    """Integers in another dtype; what does not fit becomes its greatest or least, not its low bits."""
+    """Cast integers to another dtype; values that do not fit become its greatest or least, not their low bits."""
     own, wanted = np.iinfo(x.dtype), np.iinfo(dtype)
     low, high = max(own.min, wanted.min), min(own.max, wanted.max)
     if (low, high) != (own.min, own.max):
@@ -94,17 +94,17 @@ def _within(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
-    """Real outputs, in the structure of the model's own output."""
+    """The dequantized outputs, in the structure of the model's own output."""
     return result_of(ir, [dequantize_output(ir, name, c) for name, c in zip(ir.outputs, codes, strict=True)])
 
 
 def dequantize_output(ir: Graph, name: str, codes: ArrayLike) -> Any:
-    """The codes of one tensor as real numbers; integers and booleans without a scale as they are."""
+    """The codes of one tensor as floats; integers and booleans without a scale are unchanged."""
     return _reals(ir.tensors[name], codes, ir.dequantization)
 
 
 def result_of(ir: Graph, leaves: Sequence[Any]) -> Any:
-    """What the model returns, with `leaves` for the graph's outputs."""
+    """The result of the model, with `leaves` as the graph's outputs."""
     if ir.call is not None:
         return ir.call.result(leaves)
     structure = ir.metadata.get("output_structure")
@@ -122,10 +122,10 @@ def outputs_of(ir: Graph, returned: Any) -> list[Any]:
 def _reals(tensor: Tensor, codes: ArrayLike, dequantization: OutputDequantization) -> Any:
     q = tensor.quantization
     if q is None:
-        return codes  # Plain integers, not codes.
+        return codes  # plain integers, not codes
     if np.dtype(tensor.dtype).itemsize <= 2:
         return dequantize(codes, qparams_of(tensor), dequantization=dequantization)
-    # The output is an accumulator, whose codes are wider than any spec has.
+    # The output may be an accumulator, whose codes are wider than any spec allows.
     steps = jnp.asarray(codes).astype(jnp.int32) - jnp.asarray(q.zero_point)
     return unfused(steps.astype(jnp.float32) * jnp.asarray(q.scale))
 

@@ -1,10 +1,10 @@
-"""The constants of a graph's kernels with every array once, however many nodes hold it.
+"""Stores the constants of a graph's kernels with every distinct array once, however many nodes use it.
 
-The steps of an unrolled loop hold the same weights. Passed to a compiled function one by one, each is an argument of
-its own: XLA cannot know that they are equal, and repeats for every step what it computes of them.
+The steps of an unrolled loop use the same weights. If they were passed to a compiled function one by one, each would be
+a separate argument, XLA could not know that they are equal, and would repeat its work on them for every step.
 
-Nodes that are iterations of one body (see `run.find_loops`) hold their constants in one array, with the iterations
-along its first axis: so a compiled loop reads them without copying anything.
+Nodes that are iterations of one body (see `run.find_loops`) have their constants in one array, with the iterations
+along its first axis, so that a compiled loop reads them without a copy.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ import numpy as np
 from jax.core import Tracer
 
 _Place = tuple[int, int | None]
-"""The index of an array, and of the part of it along its first axis; None is the whole."""
+"""The index of an array, and of the part along its first axis; None is the whole array."""
 
 
 class _Places:
-    """Per node and role, where its constant is. One object per graph: it is compared by identity."""
+    """Per node and role, the place of its constant. There is one object per graph, and it is compared by identity."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, _Place]] = {}
@@ -29,7 +29,7 @@ class _Places:
 
 @jax.tree_util.register_pytree_node_class
 class SharedConstants(Mapping[str, Mapping[str, Any]]):
-    """Node name -> role -> array. A pytree whose leaves are the different arrays."""
+    """Node name -> role -> array. A pytree whose leaves are the distinct arrays."""
 
     def __init__(self, arrays: tuple[Any, ...], places: _Places) -> None:
         self._arrays, self._places = arrays, places
@@ -38,10 +38,10 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
     def of(
         cls, constants: Mapping[str, Mapping[str, Any]], iterations: Iterable[Sequence[str]] = ()
     ) -> "SharedConstants":
-        """Arrays are the same where dtype, shape and bytes are; tracers where they are one object.
+        """Share arrays that have equal dtype, shape and bytes, and tracers that are the same object.
 
-        iterations: groups of nodes that stand for one node of a loop's body. Their constants have equal roles, shapes
-          and dtypes.
+        iterations: groups of nodes that correspond to one node of a loop's body. Their constants have equal roles,
+          shapes and dtypes.
         """
         places, arrays, stacks = _Places(), list[Any](), dict[object, int]()
         keys = _Keys()
@@ -70,7 +70,7 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
         return cls(tuple(arrays), places)
 
     def over(self, nodes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The constants of the iterations of one node: those that all share, and those with an axis of iterations."""
+        """The constants of one node's iterations: those that all share, and those with an axis of iterations."""
         same: dict[str, Any] = {}
         stacked: dict[str, Any] = {}
         for role in self._places.of[nodes[0]]:
@@ -104,7 +104,7 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
 
 
 class _Keys:
-    """What tells arrays apart; each object is looked at once."""
+    """The keys by which arrays are distinguished; each object is examined once."""
 
     def __init__(self) -> None:
         self.known: dict[int, Any] = {}

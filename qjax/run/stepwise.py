@@ -1,4 +1,4 @@
-"""Runs a graph node by node: each node jitted by itself, tensors dropped behind their last reader."""
+"""Runs a graph node by node: each node is jitted by itself, and tensors are dropped after their last reader."""
 
 import functools
 import json
@@ -18,8 +18,8 @@ from qjax.run.accumulators import accumulators
 
 
 @functools.lru_cache(maxsize=1024)
-def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: str) -> Callable[..., Any]:
-    """A node's kernel, or what it has before it rounds; compiled once for all nodes that differ in constants only."""
+def _jit_kernel(what: Literal["output", "accumulators"], op: str, attributes_json: str) -> Callable[..., Any]:
+    """A node's kernel, or its values before rounding; compiled once for all nodes that differ only in constants."""
     facts = json.loads(attributes_json)
     function = ops.get(op).kernel if what == "output" else functools.partial(accumulators, op)
 
@@ -30,7 +30,7 @@ def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: s
 
 
 class Runner:
-    """A graph, what a report calls it, and its nodes as jitted functions.
+    """A graph, its name in reports, and its nodes as jitted functions.
 
     constants: of the nodes' kernels, see `kernels.prepare`.
     """
@@ -41,24 +41,24 @@ class Runner:
         self.data = ir.data()
 
     def output(self, node: Node, inputs: Sequence[Array]) -> jax.Array:
-        """The node on codes."""
+        """Run the node on codes."""
         return self._run("output", node, inputs)
 
     def accumulators(self, node: Node, inputs: Sequence[Array]) -> list[np.ndarray]:
-        """What the node has before it rounds."""
+        """The node's values before rounding."""
         return [np.asarray(array) for array in self._run("accumulators", node, inputs)]
 
     def _run(self, what: Literal["output", "accumulators"], node: Node, inputs: Sequence[Array]) -> Any:
         facts = json.dumps(attributes(self.ir, node), sort_keys=True)
-        return _jitted(what, node.op, facts)(self.constants[node.name], list(inputs))
+        return _jit_kernel(what, node.op, facts)(self.constants[node.name], list(inputs))
 
     def readers(self) -> Counter[str]:
-        """How often a run reads each tensor: once per node and input, and once more for an output of the graph."""
+        """How often a run reads each tensor: once per node and input, plus once for an output of the graph."""
         return Counter([name for node in self.ir.nodes for name in node.inputs] + [*self.ir.outputs])
 
 
 class Env:
-    """The tensors of one run of one graph; each is dropped behind its last reader."""
+    """The tensors of one run of one graph; each is dropped after its last reader."""
 
     def __init__(self, graph: Runner, inputs: Sequence[Array]) -> None:
         self.graph = graph
@@ -67,7 +67,7 @@ class Env:
         self.done: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """A tensor's codes, computed with whatever they need."""
+        """A tensor's codes, computed together with everything that they depend on."""
         if name in self.graph.data:
             return jnp.asarray(self.graph.data[name])
         if name not in self.values:
@@ -84,7 +84,7 @@ class Env:
         return self.values[node.output]
 
     def release(self, node: Node) -> None:
-        """The node's inputs have been read."""
+        """Mark the node's inputs as read."""
         for name in node.inputs:
             self.left[name] -= 1
             if self.left[name] == 0:

@@ -1,6 +1,6 @@
-"""Runtimes that `qjax verify` asks: each loads what an emitter wrote, as a user's program would.
+"""Runtimes with which `qjax verify` compares: each loads what an emitter wrote, as a user's program would.
 
-A runtime is one entry here and one function `prepare` in a module of this package, imported when it is first asked for.
+A runtime is one entry here and one function `prepare` in a module of this package, which is imported on first use.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Run = Callable[[Sequence[Any]], list[Any]]
-"""The codes of one batch, in the order of the graph's inputs -> the outputs, in the order of the graph's."""
+"""A function from the codes of one batch, in the order of the graph's inputs, to the outputs in the graph's order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Runtime:
     """One runtime.
 
     module: of this package; `prepare(graph, folder, batch, mode, options) -> Run` writes the model into the folder and
-      loads it. mode: which of its engines. what: for the help.
-    targets: whose rounding it computes; of two, one is that of AArch64 (NAME_arm). () is that of every graph, because
-      the file itself says how to round.
+      loads it. mode: which of its engines. what: a description for the help.
+    targets: the targets whose rounding it computes; of two, one is for AArch64 (NAME_arm). () means any target, because
+      the file itself determines the rounding.
     """
 
     module: str
@@ -48,18 +48,19 @@ RUNTIMES = {
     "tflite-micro": Runtime("tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn")),
     "verilog": Runtime("verilog", "", "Icarus Verilog on the emitted Verilog"),
 }
-"""By the name that the command line takes."""
+"""The runtimes by the name that the command line takes."""
 
 
 def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, Any]) -> Run:
     """Write a graph for a runtime and load it there.
 
     Args:
-      graph: an `IntegerGraph`. folder: an empty one. batch: how many examples a call takes.
+      graph: an `IntegerGraph`. folder: an empty one. batch: the number of examples per call.
       options: for the emitter.
 
     Raises:
-      ValueError: the format cannot hold the graph. ImportError: the runtime is not installed; the message says how to.
+      ValueError: the format cannot hold the graph. ImportError: the runtime is not installed; the message tells how to
+        install it.
     """
     runtime = RUNTIMES[name]
     module = importlib.import_module(f"qjax.runtimes.{runtime.module}")
@@ -67,7 +68,7 @@ def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, A
 
 
 def load(module: str, what: str, install: str) -> Any:
-    """A runtime's module; a missing one is an error that says what to install."""
+    """Import a runtime's module; if it is missing, the error tells what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The batches that a runtime is called with: slices of the inputs, all of one size."""
+"""Splits inputs into the batches with which a runtime is called, all of one size."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -9,20 +9,20 @@ from qjax.graph.ir import Graph, Tensor
 
 
 def batch_axis(tensor: Tensor) -> int | None:
-    """The axis of the batch, or None where the shape is fixed."""
+    """The axis of the batch, or None if the shape is fixed."""
     return tensor.shape.index(None) if None in tensor.shape else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One batch: `size` examples, of which the first `count` are asked about; None where there is no batch."""
+    """One batch: `size` examples, of which the first `count` are compared; None if there is no batch axis."""
 
     arrays: list[np.ndarray]
     count: int | None
     size: int | None = None
 
     def examples_of(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Their rows of an output. All rows, where an example has no row of its own, or several."""
+        """The rows of an output that belong to the compared examples; all rows if an example has none or several."""
         axis = batch_axis(tensor)
         if axis is None or self.count is None or value.shape[axis] != self.size:
             return value
@@ -30,11 +30,11 @@ class Batch:
 
 
 def batches(graph: Graph, values: Sequence[np.ndarray], size: int, *, whole: bool = False) -> Iterator[Batch]:
-    """Slices of the inputs along the batch.
+    """Slice the inputs along the batch.
 
     Args:
-      size: how many examples in each.
-      whole: the last one has that many too, its last example being repeated; else it is shorter.
+      size: the number of examples in each batch.
+      whole: whether the last batch is padded to this size by repeating its last example, instead of being shorter.
     """
     axes = [batch_axis(graph.tensors[name]) for name in graph.inputs]
     if all(axis is None for axis in axes):

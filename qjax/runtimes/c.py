@@ -1,4 +1,4 @@
-"""The emitted C, compiled for this machine, in a process of its own."""
+"""Runs the emitted C, compiled for this machine, in a separate process."""
 
 import importlib
 import math
@@ -31,7 +31,7 @@ int main(void)
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """A program that reads the codes of one batch from its standard input and writes those of the outputs."""
+    """Compile a program that reads the codes of one batch from standard input, and writes those of the outputs."""
     compiler = native.compiler()
     emitter: Any = importlib.import_module("qjax.export.emit.c")
     texts = emitter.to_files(graph.ir, name="model", batch=batch, vectors=0, **options)
@@ -43,7 +43,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         with open(os.path.join(folder, name), "w", encoding="ascii") as file:
             file.write(text)
     program = os.path.join(folder, "model")
-    # vectors are chosen by the compiler's flags
+    # The compiler's flags select vector instructions.
     here = ["-march=native"] if options.get("simd") else []
     built = subprocess.run(
         [*compiler, "-std=c99", "-O2", *here, "-o", program, "model.c", "main.c"],
@@ -53,7 +53,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         check=False,
     )
     if built.returncode:
-        raise RuntimeError(f"{shlex.join(compiler)} does not compile the emitted C:\n{built.stderr}")
+        raise RuntimeError(f"{shlex.join(compiler)} cannot compile the emitted C:\n{built.stderr}")
     tensors = [graph.ir.tensors[name] for name in graph.ir.outputs]
     sizes = shapes_at(graph.ir, batch)
     shapes = [sizes[name] for name in graph.ir.outputs]

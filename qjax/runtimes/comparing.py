@@ -18,10 +18,10 @@ from qjax.support.tables import table
 
 @dataclasses.dataclass
 class Differing:
-    """What was counted of one output.
+    """The counts for one output.
 
-    largest: the greatest absolute difference. first: the place of the first one, the example counted over all
-    batches; with both values.
+    largest: the greatest absolute difference. first: the position of the first difference, with both values; the
+    example is numbered over all batches.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Differing:
     examples: int = 0
 
     def add(self, expected: np.ndarray, got: np.ndarray, axis: int | None = None) -> None:
-        """One batch; axis: that of the examples, None where there is none.
+        """Add one batch. axis: of the examples, None if there is none.
 
         Raises:
-          ValueError: another shape or dtype than expected.
+          ValueError: the shape or dtype is not the expected one.
         """
         if expected.shape != got.shape or expected.dtype != got.dtype:
             raise ValueError(
@@ -61,7 +61,7 @@ class Differing:
 class Result:
     """One comparison; `str()` is a table and a conclusion.
 
-    title: what was compared with what. hint: where it differs, what may be the reason.
+    title: what was compared with what. hint: a possible reason for differences.
     """
 
     title: str
@@ -76,17 +76,17 @@ class Result:
 
     @property
     def compared(self) -> int:
-        """How many values were compared, over all outputs."""
+        """The number of values compared, over all outputs."""
         return sum(output.compared for output in self.outputs)
 
     @property
     def differ(self) -> int:
-        """How many of them differ."""
+        """The number of values that differ."""
         return sum(output.count for output in self.outputs)
 
     @property
     def sentence(self) -> str:
-        """The comparison in one line, and the hint."""
+        """The comparison in one line, followed by the hint."""
         if self.equal:
             return f"{self.title}: no code of {self.compared:,} differs."
         worst = max(self.outputs, key=lambda output: output.largest)
@@ -105,10 +105,10 @@ def check_runtimes(
     """The options of the emitter by the name of each runtime.
 
     Args:
-      what: the name of the function that was called, for messages.
+      what: the name of the calling function, for messages.
 
     Raises:
-      TypeError: not names. ValueError: an unknown one.
+      TypeError: these are not names. ValueError: one is unknown.
     """
     if isinstance(runtimes, str):
         raise TypeError(f"{what}: expected runtimes= to be a list of names, got a string: write [{runtimes!r}].")
@@ -123,7 +123,7 @@ def check_runtimes(
 
 
 _MOST = 32
-"""Examples in one call of a runtime."""
+"""The number of examples per call of a runtime."""
 
 
 def against_runtimes(
@@ -172,17 +172,17 @@ def conclude(
     theirs: Sequence[Sequence[np.ndarray]],
     kept: Sequence[Batch | None],
 ) -> Result:
-    """The interpreter's outputs beside a runtime's.
+    """Compare the interpreter's outputs with a runtime's.
 
     Args:
-      kept: the batches; None: everything counts.
+      kept: the batches; None means that everything counts.
     """
     title = f"{runtime} against qjax's interpreter, target {graph.target}"
     return Result(title, compared(graph, mine, theirs, kept), examples_text(kept), _hint(runtime, graph.target))
 
 
 def examples_text(kept: Sequence[Batch | None]) -> str:
-    """How many examples were compared, in words."""
+    """Describe how many examples were compared."""
     counted = sum(one.count or 0 for one in kept if one is not None)
     return f"{counted:,} examples" if counted else "one run"
 
@@ -193,7 +193,7 @@ def compared(
     got: Sequence[Sequence[np.ndarray]],
     kept: Sequence[Batch | None],
 ) -> tuple[Differing, ...]:
-    """Output by output. Where one side gives float values, the codes of the other are dequantized."""
+    """Compare output by output. If one side has float values, the codes of the other are dequantized."""
     found: list[Differing] = []
     for index, name in enumerate(graph.ir.outputs):
         tensor, tally = graph.ir.tensors[name], Differing(name)
@@ -216,7 +216,7 @@ def float_values(graph: IntegerGraph, name: str, codes: np.ndarray) -> np.ndarra
     """
     if graph.ir.tensors[name].quantization is None:
         raise ValueError(
-            f"output {name!r} has no scale, so its codes cannot be dequantized: give codes to compare with."
+            f"output {name!r} has no scale, so its codes cannot be dequantized: pass codes to compare with."
         )
     return np.asarray(dequantize_output(graph.ir, name, codes))
 
@@ -231,7 +231,7 @@ def _hint(runtime: str, target: str) -> str:
 
 
 def report(outputs: Sequence[Differing]) -> str:
-    """The table of all outputs."""
+    """Tabulate all outputs."""
     header = ("output", "compared", "differ", "by at most", "first at")
     rows = [(o.name, o.compared, o.count, f"{o.largest:.6g}", o.first) for o in outputs]
     return table(header, rows)

@@ -1,4 +1,4 @@
-"""ExecuTorch's runtime on a .pte, which takes and returns floats."""
+"""Runs a .pte on ExecuTorch's runtime, which takes and returns floats."""
 
 import importlib
 import os
@@ -12,7 +12,7 @@ from qjax.runtimes import Run, load
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """mode: not used; the .pte names its delegate."""
+    """Load the .pte. mode: not used, because the .pte names its delegate."""
     runtime = load("executorch.runtime", "ExecuTorch", "executorch torch==2.13.0").Runtime.get()
     path = os.path.join(folder, "model.pte")
     graph.emit("pte", path, batch=batch, **options)

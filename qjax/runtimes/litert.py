@@ -1,4 +1,4 @@
-"""LiteRT on a .tflite file, with one of its three sets of kernels."""
+"""Runs a .tflite file on LiteRT, with one of its three sets of kernels."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from qjax.runtimes import Run, load
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """mode: a name of LiteRT's OpResolverType."""
+    """Load the file in LiteRT. mode: a name of LiteRT's OpResolverType."""
     module = load("ai_edge_litert.interpreter", "LiteRT", "ai-edge-litert")
     path = os.path.join(folder, "model.tflite")
     graph.emit("tflite", path, batch=batch, **options)

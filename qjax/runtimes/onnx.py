@@ -1,4 +1,4 @@
-"""ONNX Runtime, and the interpreter of the ONNX specification, on an .onnx file."""
+"""Runs an .onnx file on ONNX Runtime, or on the interpreter of the ONNX specification."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from qjax.runtimes import Run, load
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """mode: "optimized" and "plain" for ONNX Runtime, "reference" for the specification's interpreter."""
+    """Load the file. mode: "optimized", "plain" for ONNX Runtime, "reference" for the specification's interpreter."""
     path = os.path.join(folder, "model.onnx")
     graph.emit("onnx", path, batch=batch, **options)
     if mode == "reference":
@@ -40,7 +40,7 @@ def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
     runtime = load("onnxruntime", "ONNX Runtime", "onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = threads
-    # Errors are raised. Warnings are about the hardware.
+    # Errors are raised; warnings would only concern the hardware.
     settings.log_severity_level = 3
     levels = runtime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
@@ -50,7 +50,7 @@ def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
 
 
 def _needed(path: str) -> dict[str, str]:
-    """The options of a session that the file says it needs."""
+    """The session options that the file declares as necessary."""
     onnx = load("onnx", "The package onnx", "onnx")
     facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     return strict_json.loads(facts.get("qjax", "{}"), "The metadata 'qjax'").get("onnxruntime_session", {})

@@ -1,4 +1,4 @@
-"""XLA on the file that `jax.export` wrote."""
+"""Runs the file that `jax.export` wrote on XLA."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from qjax.runtimes import Run
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """Lowered for the platform of this process."""
+    """Load the file, which is lowered for the platform of this process."""
     path = os.path.join(folder, "model.stablehlo")
     graph.emit("stablehlo", path, batch=batch, platforms=(jax.default_backend(),), **options)
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""TFLite Micro on a .tflite file, built for this machine by the package tflite-micro."""
+"""Runs a .tflite file on TFLite Micro, built for this machine by the package tflite-micro."""
 
 import os
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ _SPARE = 1 << 20
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """One interpreter for all batches."""
+    """Create one interpreter for all batches."""
     runtime = load("tflite_micro", "TFLite Micro", "tflite-micro").runtime
     path = os.path.join(folder, "model.tflite")
     graph.emit("tflite", path, batch=batch, **options)
-    # Activations, 32-bit scratch per element of the largest one, and the constants that every operator keeps.
+    # Activations, 32-bit scratch per element of the largest one, and the constants that every operator stores.
     elements = sum(bytes_at(graph.ir, batch).values())
     interpreter = runtime.Interpreter.from_file(path, arena_size=_SPARE + 8 * elements)
 

@@ -1,4 +1,4 @@
-"""The emitted Verilog, simulated by Icarus Verilog."""
+"""Simulates the emitted Verilog with Icarus Verilog."""
 
 import os
 import shutil
@@ -37,13 +37,14 @@ endmodule
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
-    """A simulation that takes the examples of a batch one after another.
+    """Build a simulation that takes the examples of a batch one after another.
 
     Raises:
-      FileNotFoundError: Icarus Verilog is not installed. ValueError: another language. RuntimeError: it fails.
+      FileNotFoundError: Icarus Verilog is not installed. ValueError: the language is not Verilog. RuntimeError: the
+        simulator fails.
     """
     if (language := options.get("language", "verilog")) != "verilog":
-        raise ValueError(f"verify: the runtime verilog simulates Verilog; got options for {language!r}.")
+        raise ValueError(f"verify: expected Verilog for the runtime verilog, got options for {language!r}.")
     if shutil.which("iverilog") is None or shutil.which("vvp") is None:
         raise FileNotFoundError("Icarus Verilog is not installed: expected its programs iverilog and vvp on the PATH.")
     circuit, files = rtl.build(graph.ir, **{**options, "name": "model", "vectors": 0})
@@ -68,7 +69,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         parts = list[np.ndarray]()
         for name, x in zip(graph.ir.inputs, arrays, strict=True):
             axis = axes[name]
-            # an input without a batch is the same for all examples
+            # An input without a batch axis is the same for all examples.
             rows = np.broadcast_to(x, (count, *x.shape)) if axis is None else np.moveaxis(x, axis, 0)
             parts.append(rows.reshape(count, -1))
         with open(os.path.join(folder, "given.hex"), "w", encoding="ascii") as file:
@@ -84,8 +85,8 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
                 found.append(taken[0].reshape(port.shape))
             elif count > 1 and port.shape[axis] != 1:
                 raise ValueError(
-                    f"verify: output {port.name!r} has {port.shape[axis]} rows for each example, whose order among "
-                    "several examples Verilog does not know. Use a batch of 1."
+                    f"verify: output {port.name!r} has {port.shape[axis]} rows for each example, and Verilog cannot "
+                    "tell their order among several examples. Use a batch of 1."
                 )
             else:
                 found.append(np.concatenate(list(taken.reshape(count, *port.shape)), axis))

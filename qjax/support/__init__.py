@@ -1,4 +1,4 @@
-"""What every part uses and what is not about quantization: errors, names, batches of data, progress, caches.
+"""Helpers that are not about quantization: errors, names, batches of data, progress, caches.
 
-It imports nothing of the other rooms.
+This package imports no other part of qjax.
 """

@@ -1,4 +1,4 @@
-"""Batches as every function of qjax takes them: the same three forms.
+"""The three forms of batches that every function of qjax accepts.
 
 | form | one batch | the model is called with |
 | --- | --- | --- |
@@ -6,7 +6,7 @@
 | a list of tuples | a tuple | the tuple's items, as the arguments of the call |
 | a list of anything, with `inputs` | whatever `inputs` takes | what `inputs(batch)` returns: an array or a tuple |
 
-"List" means any iterable: a generator, a data loader. One array, one tuple or one dict alone is a list of one.
+"List" means any iterable, such as a generator or a data loader. A single array, tuple or dict counts as a list of one.
 """
 
 import operator
@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 
 Inputs = Callable[[Any], Any]
-"""batch -> the arguments of the model's call, as an array or a tuple."""
+"""A function from a batch to the arguments of the model's call, as an array or a tuple."""
 
 _FORMS = (
     "a list of arrays, a list of tuples of the call's arguments, or a list of anything with inputs= "
@@ -35,10 +35,10 @@ class Batches:
     """Yields `(batch, arguments)` for every batch.
 
     Args:
-      batches, inputs: see the module. what: the name of the function that was called, for messages.
+      batches, inputs: see the module. what: the name of the calling function, for messages.
 
     Raises:
-      TypeError: something else than batches, at once. ValueError: no batch, at the end of the iteration.
+      TypeError: immediately, if these are not batches. ValueError: at the end of the iteration, if there was no batch.
     """
 
     def __init__(self, batches: Any, inputs: Inputs | None, what: str) -> None:
@@ -65,24 +65,24 @@ class Batches:
         return operator.length_hint(self._batches)
 
     def arguments(self) -> Iterator[tuple[Any, ...]]:
-        """Only the arguments of every call."""
+        """Yield only the arguments of every call."""
         return (args for _, args in self)
 
 
 def batch_size(args: tuple[Any, ...]) -> int:
-    """The first axis of the first array."""
+    """The length of the first array's first axis."""
     return next((int(arg.shape[0]) for arg in args if getattr(arg, "ndim", 0)), 1)
 
 
 def arguments_of(batch: Any, what: str = "", *, traced: bool = False) -> tuple[Any, ...]:
     """A batch as the tuple of a call's arguments.
 
-    A tuple holds the arguments; anything else (an array, a dict, a list) is the one argument. An argument is an array,
+    A tuple holds the arguments; anything else (an array, a dict, a list) is a single argument. An argument is an array,
     a Python value, None, or a dict, list or tuple of these.
 
     Args:
-      what: the name of the function that was called, for messages.
-      traced: whether arrays of a surrounding `jit` will do; where numbers are read they will not.
+      what: the name of the calling function, for messages.
+      traced: whether arrays of a surrounding `jit` are allowed, which is not the case if their numbers are read.
     """
     name = f"{what}: e" if what else "E"
     args = cast("tuple[Any, ...]", batch) if isinstance(batch, tuple) else (batch,)
@@ -100,14 +100,14 @@ def arguments_of(batch: Any, what: str = "", *, traced: bool = False) -> tuple[A
 
 
 def refuse_trace(what: str) -> None:
-    """Raise within a function that JAX is tracing, where no number can be read."""
+    """Raise inside a function that JAX is tracing, where no number can be read."""
     # Inside a trace even constants become traced arrays.
     if isinstance(jnp.zeros(()), Tracer):
         raise TypeError(traced_message(what, "a call within a function that JAX is tracing"))
 
 
 def traced_message(what: str, came: str) -> str:
-    """What is wrong with tracers where numbers are read."""
+    """The error for tracers where numbers are read."""
     return (
         f"{what}: expected arrays with numbers, got {came}. {what} reads numbers in Python, so it cannot run inside "
         "jit, grad, vmap or scan. Call it outside."
@@ -115,7 +115,7 @@ def traced_message(what: str, came: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """An argument in a few words, for messages: its type, or the shapes of its arrays."""
+    """Describe an argument briefly for messages: its type, or the shapes of its arrays."""
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if value is None or isinstance(value, (bool, int, float)):
@@ -131,7 +131,7 @@ def brief(value: Any) -> str:
 
 
 def as_array(x: Any) -> jax.Array:
-    """A JAX array; where JAX has no 64 bits, integers that need them are an error instead of their low 32."""
+    """A JAX array; if JAX has no 64-bit integers, values that need them are an error instead of being truncated."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.size:
         kept = np.iinfo(jax.dtypes.canonicalize_dtype(x.dtype))
         low, high = int(x.min()), int(x.max())

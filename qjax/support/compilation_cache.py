@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk, so that the next process starts with them."""
+"""Stores compiled programs on disk, so that the next process need not compile them."""
 
 import os
 from pathlib import Path
@@ -7,23 +7,24 @@ import jax
 
 
 def cache_compilations(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Keep what XLA compiles in a folder, and take it from there in the next process. Call it first, once.
+    """Store what XLA compiles in a folder, from which the next process loads it. Call it first, and once.
 
     It sets three options of JAX (`jax_compilation_cache_dir`, and the least time and size to 0, because a quantized
-    model also compiles many small programs). JAX's cache holds every program, of qjax or not, under a hash of its text,
-    the versions and the machine; a change of any of them compiles anew. The bits are the same: what is kept is the
-    compiled program.
+    model also compiles many small programs). JAX's cache stores every program, of qjax or not, under a hash of its
+    text, the versions and the machine, so a change in any of them compiles again. The bits are the same, because the
+    cache stores the compiled program itself.
 
-    Tracing and lowering are not kept.
+    Tracing and lowering are not cached.
 
     Args:
-      folder: where; None is `qjax` in `$XDG_CACHE_HOME`, or in `~/.cache`. It grows until you delete it.
+      folder: the place of the cache; None is `qjax` in `$XDG_CACHE_HOME`, or in `~/.cache`. It grows until you delete
+      it.
 
     Returns:
       The folder.
 
     Raises:
-      OSError: the folder cannot be made.
+      OSError: the folder cannot be created.
     """
     if folder is None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qjax"

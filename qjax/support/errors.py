@@ -1,19 +1,19 @@
-"""What cannot be done with a part of a model: one error for a part, and a list of such errors."""
+"""Errors for parts of a model that cannot be expressed: one error per part, and lists of them."""
 
 import dataclasses
 from collections.abc import Iterable
 
 _SHOWN = 20
-"""How many messages one error lists."""
+"""The most messages that one error lists."""
 
 
 class Unsupported(ValueError):
     """One part of a model that cannot be expressed: in integers, in a format, or on a device.
 
     Attributes:
-      what: the part (a node, an operator, a tensor), "" where the reason names it.
-      why: the reason. cure: what to do instead, "" where the reason says it.
-      where: the user's "file:line", None where it is not known.
+      what: the part (a node, an operator, a tensor), "" if the reason names it.
+      why: the reason. cure: what to do instead, "" if the reason includes it.
+      where: the user's "file:line", None if it is unknown.
     """
 
     def __init__(self, why: str, cure: str = "", *, what: str = "", where: str | None = None) -> None:
@@ -26,18 +26,18 @@ class Unsupported(ValueError):
         return f"{part}{self.why}. {self.cure}" if self.cure else f"{part}{self.why}"
 
     def at(self, what: str, where: str | None = None) -> "Unsupported":
-        """The same reason, of a part that is named."""
+        """The same reason for a named part."""
         return Unsupported(self.why, self.cure, what=what, where=where)
 
 
 @dataclasses.dataclass
 class Problems:
-    """Everything that was found, so that one error names all of it."""
+    """Collects all problems, so that one error can list them."""
 
     found: list[Unsupported] = dataclasses.field(default_factory=list)
 
     def add(self, what: str, why: str, cure: str = "", where: str | None = None) -> None:
-        """One more part without a form."""
+        """Add a part that cannot be expressed."""
         self.found.append(Unsupported(why, cure, what=what, where=where))
 
     def __bool__(self) -> bool:
@@ -45,12 +45,12 @@ class Problems:
 
     @property
     def lines(self) -> list[str]:
-        """Each part in one line."""
+        """Each part as one line."""
         return [str(problem) for problem in self.found]
 
 
 def refuse(wrong: Iterable[str]) -> None:
-    """Raise one ValueError for all of these messages, each in its line; nothing where there are none."""
+    """Raise one ValueError that lists all of these messages, one per line; does nothing if there are none."""
     found = list(dict.fromkeys(wrong))
     if found:
         more = [f"... and {len(found) - _SHOWN} more of this kind."] if len(found) > _SHOWN else []

@@ -1,4 +1,4 @@
-"""What is installed: this package is the distribution qjax-quant, and another project owns the name qjax on PyPI."""
+"""Detects a conflict of installed packages: another project owns the name qjax on PyPI; this one is qjax-quant."""
 
 import os
 
@@ -6,12 +6,12 @@ DISTRIBUTION = "qjax-quant"
 
 
 def conflict(folder: str) -> str | None:
-    """What is wrong where the `qjax` of PyPI, a library for Tsallis statistics, lies in the same folder; else None.
+    """Describe the conflict if the `qjax` of PyPI, a library for Tsallis statistics, is in the same folder; else None.
 
     Both packages install files under `qjax/`, so the later one overwrites the earlier one's.
 
     Args:
-      folder: where packages are installed, that of this package by default.
+      folder: where packages are installed; by default, the folder of this package.
     """
     try:
         entries = os.listdir(folder)
@@ -28,5 +28,5 @@ def conflict(folder: str) -> str | None:
 
 
 def own_folder() -> str:
-    """The folder that this package lies in."""
+    """The folder that contains this package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -1,4 +1,4 @@
-"""HTML for people: escaped text and tables. Notebooks show the results of qjax with these."""
+"""Produces HTML for people: escaped text and tables. Notebooks show the results of qjax with these."""
 
 from collections.abc import Sequence
 from html import escape
@@ -6,22 +6,22 @@ from typing import Any
 
 _STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
 _SHOWN = 200
-"""Rows of a table in a notebook."""
+"""The most rows of a table in a notebook."""
 
 
 def text(value: Any) -> str:
-    """Any value as text in HTML; nothing in it is markup."""
+    """Any value as escaped HTML text."""
     return escape(str(value), quote=True)
 
 
 def numeric(value: str) -> bool:
-    """Whether a cell is a number with signs, units of per cent, or thousands separators: aligned to the right."""
+    """Whether a cell is a number, possibly with a sign, a percent sign or separators, to be aligned to the right."""
     kept = value.replace(",", "").replace(".", "").replace("%", "").replace("-", "").replace("+", "").replace("e", "")
     return kept.isdigit() or value in ("-", "inf", "-inf")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
-    """A table; a longer one than 200 rows ends in a line that counts the rest."""
+    """A table; one with more than 200 rows ends in a line that counts the rest."""
     cells = [[str(cell) for cell in row] for row in rows]
     right = [bool(cells) and all(numeric(row[i]) for row in cells) for i in range(len(header))]
     align = ["right" if r else "left" for r in right]
@@ -45,6 +45,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "
 
 
 def paragraph(content: str) -> str:
-    """Lines of text; empty text gives nothing."""
+    """Lines of text as a paragraph; empty for an empty text."""
     lines = "<br>".join(text(line) for line in content.splitlines())
     return f"<p>{lines}</p>" if lines else ""

@@ -1,7 +1,7 @@
-"""The CPU computes what is small, although JAX's default device is an accelerator.
+"""Computes small things on the CPU, although JAX's default device is an accelerator.
 
-A conversion makes thousands of small arrays, one operation at a time. Each operation is compiled first, and for a GPU
-that takes far longer than for the CPU.
+A conversion makes thousands of small arrays, one operation at a time. Each operation is compiled first, which takes far
+longer for a GPU than for the CPU.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def cpu_beside() -> Any:
-    """A `jax.Device`: the CPU of this process where the default device is none. None elsewhere, and without a CPU."""
+    """The CPU of this process as a `jax.Device`, if the default device is another one; None otherwise."""
     default: Any = jax.config.jax_default_device
     platform = jax.default_backend() if default is None else getattr(default, "platform", default)
     if platform == "cpu":
         return None
     try:
         return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator only
+    except RuntimeError:  # JAX_PLATFORMS lists the accelerator only
         return None
 
 
 @contextlib.contextmanager
 def on_cpu(model: M, args: tuple[Any, ...]) -> Iterator[tuple[M, tuple[Any, ...]]]:
-    """Within it JAX computes on the CPU, where it can, and gets a copy of the model and of the arguments there.
+    """A context in which JAX computes on the CPU if possible, with a copy of the model and the arguments there.
 
-    What is traced, and what other processes hold a part of, stays where it is; so does everything then.
+    Traced arrays, and arrays that other processes hold in part, cannot be moved; then nothing is moved.
     """
     device = cpu_beside()
     graphdef, state = nnx.split(model)

@@ -1,7 +1,7 @@
-"""Progress of calls that take longer than two seconds: one line on standard error, gone when the call ends.
+"""Shows progress of calls that take longer than two seconds: one line on stderr, which disappears when the call ends.
 
-On a terminal the line is shown, elsewhere (logs, pipes) it is not. `progress=True` or `False` of a call decides for
-that call; `qjax.show_progress(True)`, `(False)` or QJAX_PROGRESS=1, 0 for all that do not say.
+By default the line is shown on a terminal only (not in logs and pipes). `progress=True` or `False` decides for one
+call; `qjax.show_progress(True)`, `(False)` or QJAX_PROGRESS=1, 0 for all calls without `progress=`.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DELAY = 2.0
-"""Seconds before a line is shown: what is faster needs none."""
+"""Seconds before a line is shown, because faster calls need none."""
 _TICK = 0.5
 
 _chosen: bool | None = {"1": True, "0": False}.get(os.environ.get("QJAX_PROGRESS", ""))
@@ -41,7 +41,7 @@ def shown(enabled: bool | None) -> bool:
 
 
 class _Line:
-    """The one line: what runs now, innermost last. A thread redraws it while something runs."""
+    """The single line: the stages that run now, innermost last. A thread redraws it while something runs."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,10 +73,10 @@ class _Line:
                     self.draw()
 
     def draw(self) -> None:
-        """Write the line anew; the lock is held."""
+        """Write the line again; the lock must be held."""
         text = " > ".join(str(step) for step in self.running)
         seconds = f", {time.monotonic() - self.running[0].start:.0f} s"
-        # A line that wraps could not be cleared.
+        # A line that wraps could not be erased.
         room = shutil.get_terminal_size((150, 24)).columns - len(seconds) - 1
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"\r\x1b[2K{f'qjax: {text}'[:room]}{seconds}")
@@ -84,7 +84,7 @@ class _Line:
             self.drawn = True
 
     def clear(self) -> None:
-        """Take the line away; the lock is held."""
+        """Erase the line; the lock must be held."""
         if self.drawn:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("\r\x1b[2K")
@@ -93,7 +93,7 @@ class _Line:
 
 
 class _Step:
-    """One thing that runs. done: the item that runs now, from 1. total: how many there are, where that is known."""
+    """One stage that runs. done: the number of the current item, from 1. total: the number of items, if known."""
 
     def __init__(self, text: str, total: int | None = None) -> None:
         self.text, self.total = text, total
@@ -110,7 +110,7 @@ _line = _Line()
 
 
 def say(text: str) -> None:
-    """Print to standard output; a line that is shown makes room."""
+    """Print to standard output, after erasing a progress line."""
     with _line.lock:
         _line.clear()
         print(text, flush=True)
@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def stage(text: str, enabled: bool | None = None) -> Iterator[None]:
-    """Inside, a line says `text` and the seconds, once two have passed."""
+    """A context in which a line shows `text` and the seconds, once two have passed."""
     if not shown(enabled):
         yield
         return
@@ -131,13 +131,13 @@ def stage(text: str, enabled: bool | None = None) -> Iterator[None]:
 
 
 def track(iterable: Iterable[T], description: str, enabled: bool | None = None) -> Iterator[T]:
-    """Yields from `iterable` under a line that counts the items; one is taken at a time.
+    """Yield from `iterable` under a line that counts the items; one item is taken at a time.
 
     Args:
-      iterable: what is counted.
-      description: the text in front of the count.
-      enabled: True shows the line at once, False never, None after two seconds where `shown` says so. The total is
-        shown where the iterable has a length.
+      iterable: the items to count.
+      description: the text before the count.
+      enabled: True shows the line at once, False never, None after two seconds if `shown` allows it. The total is shown
+        if the iterable has a length.
     """
     if not shown(enabled):
         yield from iterable

@@ -1,4 +1,4 @@
-"""Tables for people: text in a terminal, HTML in a notebook."""
+"""Formats tables for people: as text in a terminal, as HTML in a notebook."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from qjax.support import markup
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table that can be text or HTML."""
+    """A table that can be printed as text or HTML."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -21,10 +21,10 @@ class Grid:
 
 
 class Printed:
-    """What prints as tables and lines, and shows itself as HTML in a notebook."""
+    """Base class of results that print as tables and lines, and display as HTML in a notebook."""
 
     def parts(self) -> list[Grid | str]:
-        """Tables and lines, in order."""
+        """The tables and lines, in order."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Printed:
 
 
 class Summary(str):
-    """A table as a string that a notebook shows as HTML."""
+    """The text of a table, which a notebook displays as HTML."""
 
     grid: Grid
 
@@ -54,7 +54,7 @@ class Summary(str):
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns aligned with spaces; numbers to the right."""
+    """Columns aligned with spaces; numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     right = [all(_numeric(row[i]) for row in cells[1:]) and len(cells) > 1 for i in range(len(header))]
@@ -70,5 +70,5 @@ def _numeric(text: str) -> bool:
 
 
 def decibels_text(noise: float) -> str:
-    """`-10 log10(noise)` for a table; noise: a share of the signal, "inf" where there is none."""
+    """`-10 log10(noise)` for a table. noise: relative to the signal; "inf" if there is none."""
     return f"{-10 * np.log10(noise):.1f}" if noise > 0 else "inf"

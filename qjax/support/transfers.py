@@ -1,4 +1,4 @@
-"""What qjax itself moves between the host and the devices, for programs that run under `jax.transfer_guard`."""
+"""Allows qjax's own transfers between host and devices in programs that run under `jax.transfer_guard`."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 def with_transfers(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with transfers allowed: it is written to read numbers on the host and to write them back.
+    """Wrap a function such that transfers are allowed in it, because it reads numbers on the host by design.
 
-    A guard is for transfers that a program makes without meaning to, such as those in a training loop. It is as it was
+    A guard is meant for transfers that a program makes by mistake, for instance in a training loop. It applies again
     when the function has returned.
     """
 

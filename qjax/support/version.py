@@ -1,3 +1,3 @@
-"""The version, the one place that states it."""
+"""The version of qjax, which is stated only here."""
 
 __version__ = "0.1.0"

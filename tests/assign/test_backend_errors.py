@@ -105,7 +105,7 @@ def test_kernels_are_checked(plain: IntegerGraph) -> None:
 def test_prepare_is_checked(plain: IntegerGraph) -> None:
     with pytest.raises(TypeError, match="expected integers of at most 32 bits in 's', got float32"):
         partition(plain, "p1", compose, lambda match: {"s": match["d"].weight_scale})
-    with pytest.raises(ValueError, match=r"a role is a name without '/', and not a zero point's. Got 'a/b'"):
+    with pytest.raises(ValueError, match=r"expected a role without '/' that is not a zero point's, got 'a/b'"):
         partition(plain, "p2", compose, lambda match: {"a/b": np.int32(1)})
     with pytest.raises(TypeError, match="expected int arrays by role, got list"):
         partition(plain, "p3", compose, lambda match: [1])
@@ -116,7 +116,7 @@ def test_prepare_is_checked(plain: IntegerGraph) -> None:
 def test_what_no_pattern_matches_may_be_refused(plain: IntegerGraph) -> None:
     with pytest.raises(qjax.ConversionError, match=r"chip.py:\d+: backend 'r1' has no pattern for 'conv' \(conv\)"):
         partition(plain, "r1", compose, others=("sum", "add"))
-    with pytest.raises(qjax.ConversionError, match=r"allow no operation alone. Patterns: p"):
+    with pytest.raises(qjax.ConversionError, match=r"allow no operation. Patterns: p"):
         partition(plain, "r2", compose, others=())
     assert len(partition(plain, "r3", compose, others=("sum", "add", "conv")).nodes) == 4
 

@@ -189,7 +189,7 @@ def test_constants_that_no_scale_explains_are_not_guessed(graphs):
     edited = graph.replace(tensors={**graph.tensors, held.name: changed})
     assert edited.quantized is None
     with pytest.raises(
-        ConversionError, match=f"'tflite_micro' does not make of .*{node.name!r} .*Convert the model again"
+        ConversionError, match=f"'tflite_micro' does not derive from .*{node.name!r} .*Convert the model again"
     ):
         retarget(edited, "nearest_even")
 

@@ -243,7 +243,7 @@ def test_inputs_that_the_graph_does_not_take(residual, attention):
             call(codes[..., :2])
     ids, x = codes_for(two, 3)
     for call, values in ((two.run, x), (two, x.astype(np.float32))):
-        with pytest.raises(ValueError, match=r"The inputs disagree about the batch: sizes \[2, 3\]"):
+        with pytest.raises(ValueError, match=r"expected one batch size, got the sizes \[2, 3\]"):
             call(ids[:2], values)
     with pytest.raises(TypeError, match=f"Input '{two.ir.inputs[0]}': expected integers, got float32"):
         two(ids.astype(np.float32), x.astype(np.float32))

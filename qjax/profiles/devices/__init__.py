@@ -1,4 +1,4 @@
-"""The devices, one file per vendor. Importing a file registers its profiles."""
+"""The profiles of devices, one file per vendor. Importing a file registers its profiles."""
 
 from qjax.profiles.devices import apple, arm, espressif, executorch, google, intel, nvidia, qualcomm, st, ti
 

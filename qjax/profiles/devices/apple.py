@@ -1,4 +1,4 @@
-"""Apple Core ML: what coremltools can express. qjax writes no .mlpackage."""
+"""Apple Core ML: the forms that coremltools can express. qjax writes no .mlpackage."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register

@@ -1,4 +1,4 @@
-"""Arm: Ethos-U behind the compiler Vela, and Cortex-M with CMSIS-NN under TFLite Micro."""
+"""Arm: Ethos-U, whose compiler is Vela, and Cortex-M with CMSIS-NN in TFLite Micro."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register
@@ -36,7 +36,7 @@ _PRODUCTS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"
 _ACTIVATIONS = "Use activations=QSpec(bits=8, symmetric=False)."
 _WEIGHTS = "Use weights=QSpec(bits=8, axis=-1)."
 
-# the report's "Stride>3 is only supported IF (dilation = 1 AND padding = VALID)"
+# From the report: "Stride>3 is only supported IF (dilation = 1 AND padding = VALID)".
 _UNPADDED = "strides up to 3; greater ones without dilation and padding"
 
 
@@ -80,7 +80,7 @@ def _scalar(operator: Operator) -> str | None:
 
 
 def _slice_strides(operator: Operator) -> str | None:
-    """Strides run over height and width alone, forwards."""
+    """Whether strides above 1 apply to height and width only, and forwards."""
     strides = operator.options[PARAMETERS].get(3)
     if strides is None:
         return "computed strides"

@@ -1,4 +1,4 @@
-"""Espressif ESP-DL: powers of two, symmetric."""
+"""Espressif ESP-DL: symmetric codes whose scales are powers of two."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register

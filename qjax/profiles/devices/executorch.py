@@ -1,4 +1,4 @@
-"""ExecuTorch's XNNPACK backend: what its quantizer annotates, on the operators of the QDQ model behind a .pte."""
+"""ExecuTorch's XNNPACK backend: what its quantizer annotates, as operators of the QDQ model for a .pte."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register

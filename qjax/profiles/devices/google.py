@@ -1,4 +1,4 @@
-"""Google: LiteRT on the CPU, and the Edge TPU of Coral."""
+"""Google: LiteRT on the CPU, and Coral's Edge TPU."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register

@@ -1,4 +1,4 @@
-"""Intel OpenVINO: the schemes that NNCF prescribes for each plugin."""
+"""Intel OpenVINO: the quantization schemes that NNCF prescribes for each plugin."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register

@@ -1,4 +1,4 @@
-"""Qualcomm QNN, backend HTP: what ONNX Runtime's QNN tools and ExecuTorch's quantizer write for it."""
+"""Qualcomm QNN, backend HTP: the models that ONNX Runtime's QNN tools and ExecuTorch's quantizer write for it."""
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register
