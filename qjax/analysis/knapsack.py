@@ -77,13 +77,13 @@ def frontier(
                 for cap, taken, more in zip(caps, (c.size, c.mac_bits), later, strict=True)
             )
         ]
-        found = _undominated(grown, by)
+        found = _remove_dominated(grown, by)
         if len(found) > limit:
             found, exact = _thin(found, by, limit), False
     return Frontier(tuple(found), exact)
 
 
-def _undominated(combinations: list[Combination], by: tuple[bool, bool]) -> list[Combination]:
+def _remove_dominated(combinations: list[Combination], by: tuple[bool, bool]) -> list[Combination]:
     """Sweep by rising size; `macs` and `costs` are the staircase of the combinations kept: rising and falling."""
 
     def key(c: Combination) -> tuple[float, ...]:

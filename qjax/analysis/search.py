@@ -107,7 +107,7 @@ def search(
         fixed = measured.effects[1] if index == 0 else fixed
         whole: dict[int, Candidate] = dict.fromkeys(range(len(space.units)), candidate)
         uniform.append(
-            Point(str(candidate), *_spending(space, whole), _predicted(fixed, costs, whole), measured.effects[0])
+            Point(str(candidate), *_spending(space, whole), _predict(fixed, costs, whole), measured.effects[0])
         )
     nothing = Effect(0.0, None if loss is None else 0.0, None if metric is None else 0.0)
     costs.update({(i, "float"): nothing for i in range(len(space.units))})
@@ -126,21 +126,19 @@ def search(
             "fewer bits."
         )
 
-    def picked(combination: Combination) -> dict[int, Candidate]:
+    def choice_of(combination: Combination) -> dict[int, Candidate]:
         return {i: space.units[i].candidates[pick] for i, pick in enumerate(combination.picks)}
 
     tried: dict[tuple[int, ...], tuple[Point, QuantizedModel, Recipe]] = {}
 
     def tried_out(combination: Combination) -> tuple[Point, QuantizedModel, Recipe]:
         if combination.picks not in tried:
-            choice = picked(combination)
+            choice = choice_of(combination)
             chosen = space.recipe_of({space.units[i]: c for i, c in choice.items()})
             qmodel = work.quantized(chosen)
             switched = SwitchedModel(qmodel)
             effect = work.measured(switched, [frozenset(switched.names)]).effects[0]
-            point = Point(
-                f"tried {len(tried) + 1}", *_spending(space, choice), _predicted(fixed, costs, choice), effect
-            )
+            point = Point(f"tried {len(tried) + 1}", *_spending(space, choice), _predict(fixed, costs, choice), effect)
             tried[combination.picks] = point, qmodel, chosen
         return tried[combination.picks]
 
@@ -152,7 +150,7 @@ def search(
     point, qmodel, chosen = tried_out(best)
 
     # ------------------------------------------------------------------ the report
-    choice = picked(best)
+    choice = choice_of(best)
     inputs_of = {layer.weight: layer.inputs for layer in layers_of(qmodel, args)}
     specs = {name: q.spec for name, q in qmodel.plan.quantizers}
     rows: list[LayerChoice] = []
@@ -255,7 +253,7 @@ def _spending(space: Space, choice: Mapping[int, Candidate]) -> tuple[int, int]:
     return -(-sum(size for size, _ in parts) // 8), sum(macs for _, macs in parts)
 
 
-def _predicted(fixed: Effect, costs: Mapping[tuple[int, Candidate], Effect], choice: Mapping[int, Candidate]) -> Effect:
+def _predict(fixed: Effect, costs: Mapping[tuple[int, Candidate], Effect], choice: Mapping[int, Candidate]) -> Effect:
     """The sums of the effects that the parts have alone."""
     parts = [fixed, *(costs[i, c] for i, c in choice.items())]
 

@@ -76,11 +76,11 @@ class Space:
         def of(name: str) -> int:
             if bits is None or not self.activations or name in self._held:
                 return self._quantizers[name].spec.bits
-            return self._reduced(max(bits, self.recipe.output_bits) if name in self._outputs else bits)
+            return self._reduce_bits(max(bits, self.recipe.output_bits) if name in self._outputs else bits)
 
         return max((of(name) for name in layer.inputs), default=FLOAT_BITS)
 
-    def _reduced(self, bits: int) -> int:
+    def _reduce_bits(self, bits: int) -> int:
         return 7 if bits == 8 and self.recipe.reduce_range else bits
 
     def cost(self, unit: Unit, candidate: Candidate) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def measure_ranges(
         observers.update(dict.fromkeys(activations, calibration.get(observer)))
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
     watched = _Watched(Definition.of(graphdef), plan, tuple(observers.items()))
-    step, weights_of = _compiled(watched)
+    step, weights_of = _compile_steps(watched)
     known = _Known()
     ranges = {own.name: own for own in plan.integers}
     seen = _Seen({}, {}, {})
@@ -102,7 +102,7 @@ def measure_ranges(
         arrays, rest = split_arguments(args)
         if first:
             shapes = functools.partial(_shapes, watched, rest=rest, known=known)
-            seen = _nothing_seen(watched, *jax.eval_shape(shapes, state, arrays))
+            seen = _initial_observations(watched, *jax.eval_shape(shapes, state, arrays))
         seen, samples, integers = step(state, seen, arrays, rest)
         count += 1
         for name, bounds in integers.items():
@@ -112,7 +112,7 @@ def measure_ranges(
     if ranges != {own.name: own for own in plan.integers}:
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
         # A table over integers is a weight, and it has all of its rows only under the new ranges.
-        weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
+        weights_of = _compile_steps(dataclasses.replace(watched, plan=qmodel.plan))[1]
     parameters = jax.tree.leaves(state)
     seen = jax.tree.map(np.asarray, seen)
     blind: list[Blind] = []
@@ -185,7 +185,7 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
     if not names:
         return
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
-    weights = _compiled(_Watched(Definition.of(graphdef), plan, tuple(observers.items())))[1](
+    weights = _compile_steps(_Watched(Definition.of(graphdef), plan, tuple(observers.items())))[1](
         state, *split_arguments(args), frozenset(names)
     )
     found: dict[str, dict[str, Any]] = {}
@@ -382,7 +382,7 @@ _compiled_weights = jax.jit(_weights, static_argnums=(0, 3, 4))
 """Compiled once per model and batch shape, so `calibrate` reuses what `quantize` compiled for its sample."""
 
 
-def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _compile_steps(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`_step` and `_weights`, compiled."""
     try:
         hash(watched)
@@ -406,7 +406,7 @@ def _update(observer: Any, state: Any, x: jax.Array, q: Quantizer) -> Any:
 
 
 def _shapes(watched: _Watched, state: Any, arrays: Any, *, rest: Any, known: _Known) -> tuple[Any, ...]:
-    """What `_nothing_seen` needs of a batch: one tensor per quantizer, those shared with results, and all extremes."""
+    """What `_initial_observations` needs: one tensor per quantizer, those shared with results, and all extremes."""
     taps = watched.taps(state, arrays, rest=rest, kind="activation", known=known)
     wide = {name: () for name, records in taps.values.items() if records.keys() & taps.joined.keys()}
     plain = {name: next(iter(records.values())) for name, records in taps.values.items()}
@@ -417,7 +417,7 @@ def _shapes(watched: _Watched, state: Any, arrays: Any, *, rest: Any, known: _Kn
     return plain, wide, in_automatic(ends, (taps.values,), whole)
 
 
-def _nothing_seen(watched: _Watched, plain: Any, wide: Any, ends: Any) -> _Seen:
+def _initial_observations(watched: _Watched, plain: Any, wide: Any, ends: Any) -> _Seen:
     quantizers, observers = watched.plan.by_name, dict(watched.observers)
     states = {name: _initial(observers[name], quantizers[name], x.shape) for name, x in plain.items()}
     return _Seen(

@@ -94,7 +94,7 @@ class Fit:
           ValueError: an override sets nothing that applies to the tensors that it matches.
         """
         refuse(self._idle())
-        said = [*self._replaced(), *self._unused_fields()]
+        said = [*self._replaced_overrides(), *self._unused_fields()]
         return "" if not said else "quantize: a part of the recipe has no effect on this model. " + " ".join(said)
 
     @functools.cached_property
@@ -111,7 +111,7 @@ class Fit:
                 found.update({(name, field): key for field in _fields(place) if _states(value, field)})
         return found
 
-    def _applied(self, key: Any, value: Any) -> list[tuple[str, str]]:
+    def _applied_fields(self, key: Any, value: Any) -> list[tuple[str, str]]:
         """The (quantizer, field) pairs that an override sets."""
         return [
             (name, field)
@@ -123,7 +123,7 @@ class Fit:
 
     def _idle(self) -> Iterator[str]:
         for key, value in self.recipe.overrides.items():
-            if in_floats(value) or self._applied(key, value):
+            if in_floats(value) or self._applied_fields(key, value):
                 continue
             matched = [repr(n) for n, own in self._overrides.items() if any(other == key for other, _ in own)]
             kind, other = ("weights", "activations") if _states(value, "weights") else ("activations", "weights")
@@ -132,11 +132,11 @@ class Fit:
                 f"{_join_names(matched)}. Write qjax.Override({other}=...), or leave it out."
             )
 
-    def _replaced(self) -> Iterator[str]:
+    def _replaced_overrides(self) -> Iterator[str]:
         deciding = set(self._deciding.values())
         for key, value in self.recipe.overrides.items():
             if not in_floats(value) and key not in deciding:
-                later = name_of(self._deciding[self._applied(key, value)[0]])
+                later = name_of(self._deciding[self._applied_fields(key, value)[0]])
                 yield f"The later override {later} replaces override {name_of(key)}, so list {name_of(key)} after it."
 
     def _unused_fields(self) -> Iterator[str]:
@@ -145,20 +145,20 @@ class Fit:
         settings = [setting_of(value) for value in self.recipe.overrides.values()]
         dynamic = [setting for setting in settings if isinstance(setting, Dynamic)]
 
-        def taken(names: Sequence[str], field: str) -> bool:
+        def is_taken(names: Sequence[str], field: str) -> bool:
             return any((name, field) not in self._deciding for name in names) or any(
                 getattr(setting, field, self) is None for setting in dynamic
             )
 
         elsewhere = "Set it in the override: qjax.Dynamic(weights=..., activations=...) or qjax.Override(...)."
         why = {
-            "weights": (taken(weights, "weights"), f"no weight without an override is an integer. {elsewhere}"),
+            "weights": (is_taken(weights, "weights"), f"no weight without an override is an integer. {elsewhere}"),
             "activations": (
-                taken(others, "activations"),
+                is_taken(others, "activations"),
                 f"no activation without an override is an integer. {elsewhere}",
             ),
-            "method": (taken(others, "method"), "no activation has a scale that it finds."),
-            "weight_method": (taken(weights, "method"), "no weight has a scale that it finds."),
+            "method": (is_taken(others, "method"), "no activation has a scale that it finds."),
+            "weight_method": (is_taken(weights, "method"), "no weight has a scale that it finds."),
             "observer": (bool(others), "no activation is calibrated."),
             "weight_observer": (
                 any(not self.quantizers[name].follows_tensor for name in weights),
@@ -172,7 +172,7 @@ class Fit:
             ),
             "scan": (any(p.own(p.stack) for p in self.places.values()), "no scan holds layers with quantizers."),
             "reduce_range": (
-                taken([], "activations") or any(self.quantizers[name].spec.bits == 7 for name in others),
+                is_taken([], "activations") or any(self.quantizers[name].spec.bits == 7 for name in others),
                 "no activation has 8 bits.",
             ),
             "adapters": (self.adapters, "the model has no adapters (nnx.LoRAParam)."),

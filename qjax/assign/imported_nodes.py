@@ -129,7 +129,7 @@ def _restate_node(graph: Graph, made: _Made, node: Node, derived: _Derived) -> N
 
 def _prepare_node(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
     """Finish a node of an operation that prepares its own constants."""
-    op, prepared = ops.get(node.op), derived.of(node, _own)
+    op, prepared = ops.get(node.op), derived.of(node, _prepare_own)
     if prepared is None:
         return node
     roles = {
@@ -141,7 +141,7 @@ def _prepare_node(graph: Graph, made: _Made, node: Node, derived: _Derived) -> N
     return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **prepared.attributes})
 
 
-def _own(graph: Graph, node: Node, target: targets.Target) -> Prepared | None:
+def _prepare_own(graph: Graph, node: Node, target: targets.Target) -> Prepared | None:
     held = {role: graph.constant(node, role) for role in node.constants if role not in _BOUNDS}
     inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
     given = Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target)

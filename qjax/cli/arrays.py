@@ -36,7 +36,7 @@ def read(paths: Sequence[str], names: Sequence[str]) -> list[np.ndarray]:
       Refused, ValueError, OSError: a file is missing, damaged or too large, or does not hold the arrays `names`.
     """
     if len(paths) == 1 and _suffix(paths[0]) == ".npz":
-        return _named(paths[0], _read_npz(paths[0]), names)
+        return _select_named(paths[0], _read_npz(paths[0]), names)
     if len(paths) != len(names):
         raise Refused(
             f"expected one .npy file for each of {', '.join(names)}, or one .npz file with all of them; "
@@ -70,7 +70,7 @@ def check_output(path: str, count: int) -> None:
         raise Refused(f"{path}: expected a folder {folder!r}, got none: create it first.")
 
 
-def _named(path: str, arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
+def _select_named(path: str, arrays: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:
     if set(arrays) == set(names):
         return [arrays[name] for name in names]
     if list(arrays) == [f"arr_{i}" for i in range(len(names))]:

@@ -33,7 +33,7 @@ def verify(
         round differently at another batch size. options: for the emitter.
     """
     ir = graph.ir
-    expected = None if expect is None else _expected(graph, expect, values)
+    expected = None if expect is None else _read_expected(graph, expect, values)
     done = list(batches(ir, values, batch, whole=True))
     mine = computed(graph, done)
     results: list[Result] = []
@@ -62,7 +62,7 @@ def verify(
     return results
 
 
-def _expected(graph: IntegerGraph, path: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _read_expected(graph: IntegerGraph, path: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     ir = graph.ir
     names = list(dict.fromkeys(ir.outputs))
     with refusing():

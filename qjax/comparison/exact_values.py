@@ -166,7 +166,7 @@ def read_rule(
     if bias is not None:
         total = total + bias
     exact = total * scale
-    seen = _seen(rule, constants, a, zero_point, exact)
+    seen = _last_rounding_input(rule, constants, a, zero_point, exact)
     limit = Ratio.of(np.int64(2**31))
     overflows = np.zeros(a.shape, bool)
     for value in (exact, seen):
@@ -198,7 +198,7 @@ def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray |
     return None
 
 
-def _seen(
+def _last_rounding_input(
     rule: Rule, constants: Mapping[str, np.ndarray], acc: np.ndarray, zero_point: np.ndarray, exact: Ratio
 ) -> Ratio:
     if rule.name in _HIGH_WORD:

@@ -71,13 +71,13 @@ def keeps_size(graph: Graph, node: Node) -> bool:
         return False
     if "sizes" in op.free.values():
         # Moving codes does not change their number.
-        return len(inputs) == 1 and _known(inputs[0]) == _known(output)
+        return len(inputs) == 1 and _known_elements(inputs[0]) == _known_elements(output)
     along = op.works_along(node.attributes, inputs, output)
     pairs = zip(inputs, along, strict=True)
     return all(None not in shape or shape.index(None) not in axes for shape, axes in pairs)
 
 
-def _known(shape: Shape) -> int:
+def _known_elements(shape: Shape) -> int:
     return math.prod(size for size in shape if size is not None)
 
 

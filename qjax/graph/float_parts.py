@@ -98,7 +98,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
     Raises:
       ConversionError: a primitive has no step in such programs.
     """
-    order, leaves = _ordered(result)
+    order, leaves = _order_calls(result)
     places = {call: index for index, call in enumerate(order)}
     data = tuple(leaf for leaf in leaves if not is_constant(leaf.found))
     fixed = tuple(leaf for leaf in leaves if is_constant(leaf.found))
@@ -134,10 +134,10 @@ def program_of(result: Float, is_constant: Any) -> Program:
         "dtypes": [str(leaf.dtype) for leaf in data],
         "batch": None,
     }
-    return Program(attributes, data, {role: _stored(value) for role, value in constants.items()})
+    return Program(attributes, data, {role: _storable(value) for role, value in constants.items()})
 
 
-def _ordered(result: Float) -> tuple[list[Call], list[Leaf]]:
+def _order_calls(result: Float) -> tuple[list[Call], list[Leaf]]:
     """The calls that a result needs, in execution order, and their inputs from outside."""
     order: list[Call] = []
     leaves: dict[int, Leaf] = {}
@@ -235,7 +235,7 @@ def float_program(eqn: JaxprEqn) -> Any:
     return called_program(eqn)
 
 
-def _stored(value: Any) -> Any:
+def _storable(value: Any) -> Any:
     """A constant in a dtype that graphs support; the program casts it back."""
     wanted = jnp.bool_ if value.dtype == jnp.bool_ else jnp.float32
     if value.dtype in (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16):

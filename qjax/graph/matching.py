@@ -167,7 +167,7 @@ class _Index:
                 return
         if pattern.kind == "constant" and tensor.value is None:
             return
-        if pattern.where is not None and not _asked(pattern, tensor, name):
+        if pattern.where is not None and not _ask_predicate(pattern, tensor, name):
             return
         named = () if pattern.name is None else ((pattern.name, name),)
         yield _State(state.nodes, state.tensors + named, (*state.inputs, name))
@@ -221,7 +221,7 @@ class _Index:
                 return False
         if pattern.relu is not None and view.relu is not pattern.relu:
             return False
-        return pattern.where is None or _asked(pattern, view, node.name)
+        return pattern.where is None or _ask_predicate(pattern, view, node.name)
 
     def closed(self, state: _State, root: Node) -> bool:
         """Whether one node can replace the match, because its inner results are only read inside."""
@@ -245,7 +245,7 @@ class _Index:
         return Match(self.graph, pattern, nodes, inputs, nodes[next(reversed(nodes))].output, named)
 
 
-def _asked(pattern: Pattern, subject: Any, name: str) -> bool:
+def _ask_predicate(pattern: Pattern, subject: Any, name: str) -> bool:
     assert pattern.where is not None
     try:
         return bool(pattern.where(subject))

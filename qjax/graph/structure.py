@@ -136,7 +136,7 @@ def describe_arguments(args: tuple[Any, ...], positions: Sequence[int | None]) -
 
     def read(tree: Any) -> Any:
         if is_static(tree):
-            return ["value", _fixed(tree)]
+            return ["value", _static_json(tree)]
         if isinstance(tree, _Array):
             return tree.position
         if isinstance(tree, dict):
@@ -157,7 +157,7 @@ def is_static(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, np.generic))
 
 
-def _fixed(value: Any) -> list[str]:
+def _static_json(value: Any) -> list[str]:
     """A Python value as JSON: its type and its repr, so that True differs from 1, and 0.0 from -0.0."""
     value = value.item() if isinstance(value, np.generic) else value
     return [type(value).__name__, repr(value)]
@@ -195,7 +195,7 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
     if structure is None:
         if is_static(tree) or not is_leaf(tree):
             raise TypeError(
-                f"The graph's {where}: expected an array (one that the graph does not read), got {_named(tree)}. "
+                f"The graph's {where}: expected an array (one that the graph does not read), got {_spell(tree)}. "
                 "Another argument there may lead to another program: convert with it, or leave it out."
             )
         return
@@ -206,16 +206,16 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
         return
     kind, items = structure
     if kind == "value":
-        if not is_static(tree) or _fixed(tree) != items:
+        if not is_static(tree) or _static_json(tree) != items:
             raise TypeError(
-                f"The graph's {where}: expected {items[1]}, with which the model was converted, got {_named(tree)}. A "
+                f"The graph's {where}: expected {items[1]}, with which the model was converted, got {_spell(tree)}. A "
                 "Python value is part of the program: convert a graph for each value."
             )
         return
     wanted = f"The graph's {where}: expected {_describe_kind(structure)}, got "
     if kind == "dict":
         if not isinstance(tree, Mapping):
-            raise TypeError(wanted + f"{type(tree).__name__}{_own(tree)}.")
+            raise TypeError(wanted + f"{type(tree).__name__}{_cure(tree)}.")
         mapping = cast("Mapping[Any, Any]", tree)
         given = {str(key): value for key, value in mapping.items()}
         listed = f"the keys {', '.join(given) or 'none'}: "
@@ -229,13 +229,13 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
         return
     if not isinstance(tree, (list, tuple)) or len(cast("Sequence[Any]", tree)) != len(items):
         raise TypeError(
-            wanted + f"{type(tree).__name__}{f' of {len(tree)}' if isinstance(tree, (list, tuple)) else _own(tree)}."
+            wanted + f"{type(tree).__name__}{f' of {len(tree)}' if isinstance(tree, (list, tuple)) else _cure(tree)}."
         )
     for index, (item, value) in enumerate(zip(items, cast("Sequence[Any]", tree), strict=True)):
         _match(item, value, f"{where}[{index}]", found)
 
 
-def _own(tree: Any) -> str:
+def _cure(tree: Any) -> str:
     """The cure for an instance of a user's class that the graph does not know."""
     if is_leaf(tree):
         return ""
@@ -250,9 +250,9 @@ def is_leaf(tree: Any) -> bool:
     return jax.tree_util.all_leaves([tree])
 
 
-def _named(value: Any) -> str:
+def _spell(value: Any) -> str:
     """An argument in an error."""
-    return _fixed(value)[1] if is_static(value) else type(value).__name__
+    return _static_json(value)[1] if is_static(value) else type(value).__name__
 
 
 def _describe_kind(structure: Any) -> str:

@@ -16,16 +16,16 @@ _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{
 _CUT = "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in float."
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
 _WRITES = (
-    "Write at constant places or at a few per example (32 at most), choose with jnp.where and a mask, or put parts "
-    "together with jnp.concatenate."
+    "Write to constant positions or to a few per example (32 at most), select with jnp.where and a mask, or join parts "
+    "with jnp.concatenate."
 )
 _READS = (
-    "Take along one axis (jnp.take), or let every example choose for itself (jnp.take_along_axis, x[rows, i, j]). "
-    "Write a fill_value for indices out of range with jnp.where."
+    "Take along one axis (jnp.take), or select separately for every example (jnp.take_along_axis, x[rows, i, j]). "
+    "Replace a fill_value for indices out of range by jnp.where."
 )
 _ORDER = "argmax, argmin, max, top_k and the sort of one tensor have integer forms: use one of them."
 _PRODUCT = "At most 4096 elements are multiplied: multiply in parts."
-_MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
+_MEMBERS = "A graph runs on one machine: move sums over devices out of the converted part."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
 _EDGES = "Count how many edges lie below the number: jnp.sum(x[..., None] >= edges, axis=-1)."
 _WHOLE = (
@@ -36,7 +36,9 @@ _KNOTS = (
     "Write it piece by piece in a Python loop, which becomes one table: "
     "y = jnp.where(x < knot, y, value + slope * (x - knot)) for every knot."
 )
-_CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
+_CALLBACK = (
+    "A graph runs without Python: move the call out of the converted part, for instance behind a flag of the module."
+)
 _RUN_TIME_CHECK = (
     "It belongs to a run-time check of equinox. A check that raises an error is left out, but not one that returns NaN "
     "or opens a debugger: unset EQX_ON_ERROR and leave out on_error, or turn the checks off with EQX_ON_ERROR=off."
@@ -44,16 +46,16 @@ _RUN_TIME_CHECK = (
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "Its length is above 4096, or changes: transform parts of the signal."
 _REALS = (
-    "Give and return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, "
+    "Pass and return jnp.real(z) and jnp.imag(z), and compute this operation from both. Sums, products, "
     "quotients, exp, abs and Fourier transforms of complex numbers need no change."
 )
 _UNSIGNED = (
     "A graph holds integers as int32, where numbers of uint32 from 2^31 on are negative. Compute with int32, or cast "
-    "with .astype(jnp.int32) before you compare or choose."
+    "with .astype(jnp.int32) before you compare or select."
 )
 _LOOP = (
     "A loop of unknown length cannot become a graph, nor one of more than 4096 iterations: its condition must count "
-    "from a constant to a constant. Or use a Python loop or lax.scan, and keep what is done by jnp.where."
+    "from a constant to a constant. Or use a Python loop or lax.scan, and freeze finished results with jnp.where."
 )
 _CURES = {
     **dict.fromkeys(("sort", "argsort", "approx_top_k"), _ORDER),
@@ -84,7 +86,7 @@ _CURES = {
     "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its "
     "call.",
     "pad": "Only padding with 0 (or -inf before a max pool) is representable: pad with that.",
-    "cond": "Choose the branch with a Python value, or compute both and choose with jnp.where.",
+    "cond": "Choose the branch by a Python value, or compute both and select with jnp.where.",
 }
 
 
@@ -97,7 +99,7 @@ def _reason(eqn: Equation) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
     if _is_complex(eqn):
         return (
-            f"{eqn.primitive!r} on {shapes}: complex numbers are given to the model here, or returned, or read by an "
+            f"{eqn.primitive!r} on {shapes}: complex numbers are passed to the model here, or returned, or read by an "
             "operation that has no form in pairs of real numbers"
         )
     return f"{(eqn.function or eqn.primitive)!r} on {shapes} has no integer form"

@@ -143,12 +143,12 @@ def _layer_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
     if layer.rms_scaling:
         return call(inputs)
     axes = _axes(layer.axis, inputs)
-    return _normalized("layer_norm", layer, call, inputs, {"gamma": "scale", "beta": "bias"}, axes, axes)
+    return _bind_norm("layer_norm", layer, call, inputs, {"gamma": "scale", "beta": "bias"}, axes, axes)
 
 
 def _rms_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
     axes = _axes(layer.axis, inputs)
-    return _normalized("rms_norm", layer, call, inputs, {"scale": "scale"}, axes, axes, center=False)
+    return _bind_norm("rms_norm", layer, call, inputs, {"scale": "scale"}, axes, axes, center=False)
 
 
 def _group_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
@@ -157,10 +157,10 @@ def _group_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
         return call(inputs)
     names = {"gamma": "scale", "beta": "bias"}
     axes = tuple(range(1, inputs.ndim))
-    return _normalized("group_norm", layer, call, inputs, names, axes, (last,), groups=layer.groups)
+    return _bind_norm("group_norm", layer, call, inputs, names, axes, (last,), groups=layer.groups)
 
 
-def _normalized(
+def _bind_norm(
     op: str,
     layer: Any,
     call: Any,

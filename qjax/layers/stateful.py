@@ -39,7 +39,7 @@ class Stateful(nnx.Module):
         finally:
             for path, variable in held.items():
                 variable.set_value(before[path])
-        return output, _nested(after)
+        return output, _nest(after)
 
 
 def stateful(module: nnx.Module, *kinds: type[nnx.Variable[Any]]) -> Stateful:
@@ -86,7 +86,7 @@ def _flat(state: Any) -> dict[tuple[Any, ...], Any]:
     return found
 
 
-def _nested(flat: dict[tuple[Any, ...], Any]) -> dict[object, Any]:
+def _nest(flat: dict[tuple[Any, ...], Any]) -> dict[object, Any]:
     found: dict[object, Any] = {}
     for path, value in flat.items():
         place = found

@@ -161,7 +161,7 @@ def _operands(builder: Builder, reading: _Reading) -> list[str]:
         if not isinstance(value, Constant):
             names.append(tensor_of(value))
         elif index in integers or not eqn.inputs[index].is_float:
-            wrong = None if _unknown(value.value) else op.refuses(eqn, index, np.asarray(value.value))
+            wrong = None if _is_unknown(value.value) else op.refuses(eqn, index, np.asarray(value.value))
             if wrong is not None:
                 raise ConversionError(f"{wrong}.", where=eqn.where)
             names.append(builder.integer_constant(f"{builder.name(eqn, step)}/operand{index}", value.value))
@@ -170,7 +170,7 @@ def _operands(builder: Builder, reading: _Reading) -> list[str]:
     return names
 
 
-def _unknown(value: Any) -> bool:
+def _is_unknown(value: Any) -> bool:
     return isinstance(value, jax.ShapeDtypeStruct) or traced(value)
 
 

@@ -97,7 +97,7 @@ class Call:
         """
         chosen = self._quantize if isinstance(quantize, str) else quantize
         if only is not None:
-            chosen = self._restricted(chosen, frozenset(only))
+            chosen = self._restrict(chosen, frozenset(only))
         run = evaluation(self.annotation, chosen, record, self._shared, averages=averages)
         params = self._params() if params is None else params
         values, recorded = run.run(self.traced.program, self.traced.args, params)
@@ -109,7 +109,7 @@ class Call:
         if changed is not None:
             write_state(self._module, changed)
 
-    def _restricted(self, quantize: Quantizer | None, only: frozenset[str]) -> Quantizer:
+    def _restrict(self, quantize: Quantizer | None, only: frozenset[str]) -> Quantizer:
         known = {place.name for place in self.places.values()}
         if only - known:
             raise ValueError(

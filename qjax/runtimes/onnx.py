@@ -44,12 +44,12 @@ def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
     settings.log_severity_level = 3
     levels = runtime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
-    for key, value in _needed(path).items():
+    for key, value in _needed_options(path).items():
         settings.add_session_config_entry(key, value)
     return runtime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
 
-def _needed(path: str) -> dict[str, str]:
+def _needed_options(path: str) -> dict[str, str]:
     """The session options that the file declares as necessary."""
     onnx = load("onnx", "The package onnx", "onnx")
     facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}

@@ -31,7 +31,7 @@ def cpu_beside() -> Any:
 def on_cpu(model: M, args: tuple[Any, ...]) -> Iterator[tuple[M, tuple[Any, ...]]]:
     """A context in which JAX computes on the CPU if possible, with a copy of the model and the arguments there.
 
-    Traced arrays, and arrays that other processes hold in part, cannot be moved; then nothing is moved.
+    Traced arrays, and arrays that other processes hold in part, cannot be move; then nothing is move.
     """
     device = cpu_beside()
     graphdef, state = nnx.split(model)
@@ -40,8 +40,8 @@ def on_cpu(model: M, args: tuple[Any, ...]) -> Iterator[tuple[M, tuple[Any, ...]
         yield model, args
         return
 
-    def moved(x: Any) -> Any:
+    def move(x: Any) -> Any:
         return jax.device_put(x, device) if isinstance(x, jax.Array) else x
 
     with jax.default_device(device):
-        yield nnx.merge(graphdef, jax.tree.map(moved, state)), jax.tree.map(moved, args)
+        yield nnx.merge(graphdef, jax.tree.map(move, state)), jax.tree.map(move, args)

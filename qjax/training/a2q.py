@@ -270,7 +270,7 @@ def _project(
     """
     zero = jnp.zeros((), w.dtype)
 
-    def lowered(threshold: jax.Array) -> jax.Array:
+    def lower(threshold: jax.Array) -> jax.Array:
         return jnp.where(w > zero, jnp.maximum(w - threshold[0], zero), jnp.minimum(w + threshold[1], zero))
 
     def fits(part: jax.Array) -> jax.Array:
@@ -279,13 +279,13 @@ def _project(
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
         middle = low + (high - low) * jnp.asarray(0.5, w.dtype)
-        good = fits(lowered(middle))
+        good = fits(lower(middle))
         return jnp.where(good, low, middle), jnp.where(good, middle, high)
 
     now = fits(w)
     top = jnp.broadcast_to(jnp.max(jnp.abs(w)), now.shape)
     _, high = lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(top), top))
-    return lowered(jnp.where(now, jnp.zeros_like(high), high))
+    return lower(jnp.where(now, jnp.zeros_like(high), high))
 
 
 @functools.partial(jax.jit, static_argnames=("quantizer", "axes", "plus"))

@@ -176,7 +176,7 @@ def _round(qmodel: QuantizedModel, matrix: Matrix, w: np.ndarray, pairs: Pairs, 
     unit = np.where(base > 0, base, 1.0)
     # mean (y - x_q W_q)^2 = d^T H d - 2 d^T c + constant, with d = W_q - W and c = mean x_q^T (y - x_q W)
     numbers = (seen.quantized, seen.toward - np.matmul(seen.quantized, w), w, floor, scale, low, high, unit)
-    h = _learned(v, numbers, options)
+    h = _learn(v, numbers, options)
     codes = np.clip(floor + (h >= 0.5), low, high)
     found = errors_on(pairs, w, codes * scale)
     codes = np.where((found < base)[:, None], codes, nearest)
@@ -196,7 +196,7 @@ def rectified_sigmoid(v: jax.Array) -> jax.Array:
     return jnp.clip(jax.nn.sigmoid(v) * np.float32(ZETA - GAMMA) + np.float32(GAMMA), 0.0, 1.0)
 
 
-def _learned(v: np.ndarray, numbers: tuple[np.ndarray, ...], options: Options) -> np.ndarray:
+def _learn(v: np.ndarray, numbers: tuple[np.ndarray, ...], options: Options) -> np.ndarray:
     """h(V) after the last step, [groups, K, N]."""
     schedule = np.asarray([annealed(step, options) for step in range(options.steps)], np.float32).reshape(-1, 2)
     # optax promotes dtypes and ranks, which the caller's JAX settings may forbid.

@@ -215,13 +215,13 @@ def groups_of(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shar
         known = known[~np.isin(-known, known)]
         inverted = -known[known < 0]
 
-        def turned(labels: Labels, inverted: np.ndarray = inverted) -> Labels:
+        def invert_labels(labels: Labels, inverted: np.ndarray = inverted) -> Labels:
             return np.where(np.isin(np.abs(labels), inverted), -labels, labels)
 
         labels = np.unique(np.abs(known))
-        touched = {p: turned(own) for p, own in found.parameters.items() if np.any(np.isin(np.abs(own), labels))}
+        touched = {p: invert_labels(own) for p, own in found.parameters.items() if np.any(np.isin(np.abs(own), labels))}
         names = tuple(leaf.name for i, leaf in enumerate(leaves) if i in members and leaf is not None)
-        yield Shared(names, {i: turned(one) for i, one in members.items()}, touched, labels)
+        yield Shared(names, {i: invert_labels(one) for i, one in members.items()}, touched, labels)
 
 
 def spread(labels: Labels, of: np.ndarray, factors: np.ndarray) -> np.ndarray:

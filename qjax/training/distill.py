@@ -226,15 +226,15 @@ def distill(
         optimizer.update(qmodel, gradients)
         return loss
 
-    judged = _judge(distillation, held or fit)
-    before, first = judged(qmodel), nnx.clone(qmodel)
+    mean_loss = _judge(distillation, held or fit)
+    before, first = mean_loss(qmodel), nnx.clone(qmodel)
     order, losses = np.random.default_rng(seed), list[float]()
     for _ in track(range(epochs), "distill: epoch", enabled=progress):
         found = [step(qmodel, optimizer, distillation, fit[index]) for index in order.permutation(len(fit))]
         losses.append(float(np.mean([float(loss) for loss in found])))
         if not math.isfinite(losses[-1]):
             break
-    after = judged(qmodel)
+    after = mean_loss(qmodel)
     kept = math.isfinite(after) and after < before
     if not kept:
         nnx.update(qmodel, nnx.state(first))
@@ -248,13 +248,13 @@ def _judge(distillation: Distillation, batches: Sequence[Any]) -> Callable[[Quan
     def one(qmodel: Any, distillation: Distillation, args: Any) -> jax.Array:
         return distillation.loss(qmodel, *args)
 
-    def judged(qmodel: QuantizedModel) -> float:
+    def mean_loss(qmodel: QuantizedModel) -> float:
         loss = float(np.mean([float(one(qmodel, distillation, args)) for args in batches]))
         if math.isnan(loss):
             raise ValueError("distill: the loss is NaN. Look for NaN or infinity in the batches and the parameters.")
         return loss
 
-    return judged
+    return mean_loss
 
 
 def _take(own: QuantizedModel, teacher: nnx.Module) -> None:

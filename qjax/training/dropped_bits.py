@@ -107,11 +107,11 @@ _Rule = tuple[QSpec, int, Rule, float, InputQuantization]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _codes(rule: _Rule, x: jax.Array, scale: jax.Array, k: jax.Array, unit: jax.Array) -> jax.Array:
-    rounded, low, high, power = _rounded(rule, x, scale, k)
+    rounded, low, high, power = _round_steps(rule, x, scale, k)
     return jnp.clip(rounded, low, high) * (power / unit)
 
 
-def _rounded(
+def _round_steps(
     rule: _Rule, x: jax.Array, scale: jax.Array, k: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """(x in steps of S before clipping, its bounds, 2^k)."""
@@ -126,7 +126,7 @@ def _rounded(
 def _(rule: _Rule, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     (x, scale, k, unit), (x_dot, scale_dot, k_dot, _) = primals, tangents
     _, _, gradient, factor, _ = rule
-    rounded, low, high, power = _rounded(rule, x, scale, k)
+    rounded, low, high, power = _round_steps(rule, x, scale, k)
     steps, real = jnp.clip(rounded, low, high), x.astype(jnp.float32)
     slopes = gradient(real * reciprocal(scale * power), rounded, low, high)
     total = jnp.zeros_like(rounded)

@@ -168,10 +168,10 @@ def solve(
         seen = moments(fit, w, centred=movable)
         qparams = qparams_of(qmodel, name)
 
-        def judged(w: np.ndarray, solved: np.ndarray) -> float:
+        def error_of(w: np.ndarray, solved: np.ndarray) -> float:
             return float(errors_on(held or fit, w, solved, centred=movable).sum())
 
-        layer = _layer(matrix, qparams, seen, w, judged, damping, carried=carried)
+        layer = _layer(matrix, qparams, seen, w, error_of, damping, carried=carried)
         del w  # it is as large as the codes
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
@@ -206,7 +206,7 @@ def _layer(
     qparams: QParams,
     seen: Moments,
     w: np.ndarray,
-    judged: Callable[[np.ndarray, np.ndarray], float],
+    error_of: Callable[[np.ndarray, np.ndarray], float],
     damping: float | None,
     *,
     carried: bool,
@@ -215,11 +215,11 @@ def _layer(
     if damping is not None:
         return Layer(matrix, seen, qparams, target(seen, w, damping), damping, alone=True)
     # Without earlier errors, the float weights themselves are the target.
-    wanted = min((target(seen, w, d) for d in DAMPING), key=lambda found: judged(w, found)) if carried else w
+    wanted = min((target(seen, w, d) for d in DAMPING), key=lambda found: error_of(w, found)) if carried else w
     choices = ROUNDING if qparams.spec.bits <= FEW else ROUNDING[1:2]
     # One at a time, because each holds matrices of the size of H.
     tried = (Layer(matrix, seen, qparams, wanted, d, alone=len(choices) == 1) for d in choices)
-    return min(tried, key=lambda one: judged(w, one.rounded())) if len(choices) > 1 else next(tried)
+    return min(tried, key=lambda one: error_of(w, one.rounded())) if len(choices) > 1 else next(tried)
 
 
 def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:

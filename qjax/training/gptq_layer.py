@@ -119,25 +119,25 @@ class Layer:
 
     def rounded(self) -> np.ndarray:
         """The weights after GPTQ alone, with the present scales."""
-        return self._carried(self.scale) * self.scale
+        return self._run_gptq(self.scale) * self.scale
 
     def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         """The final codes, and scales in the shape of the quantizer's."""
-        scale = self._ranged()
-        carried = self._carried(scale)
+        scale = self._search_scales()
+        carried = self._run_gptq(scale)
         self.__dict__.pop("_factor")  # as large as H, and no longer needed
         best = self._least(self._choice(nearest, self.scale), self._choice(carried, scale))
         del carried
         for _ in range(rounds):
-            codes = self._descended(best.codes, best.scale)
+            codes = self._descend(best.codes, best.scale)
             found = self._least(best, self._choice(codes, best.scale))
             if self._single:
-                found = self._least(found, self._choice(codes, self._fitted(codes, best.scale)))
+                found = self._least(found, self._choice(codes, self._fit_scales(codes, best.scale)))
             done = found.costs.sum() > 0.9999 * best.costs.sum()
             best = found
             if done:
                 break
-        return best.codes, self._gathered(best.scale)
+        return best.codes, self._gather_scales(best.scale)
 
     def _choice(self, codes: np.ndarray, scale: np.ndarray) -> _Choice:
         return _Choice(codes, scale, self.costs(codes, scale))
@@ -167,7 +167,7 @@ class Layer:
         """Whether all weights of a column have one scale."""
         return self._spec.group_size is None
 
-    def _ranged(self) -> np.ndarray:
+    def _search_scales(self) -> np.ndarray:
         """The best of several scales, by the error after nearest rounding."""
         # Clipping helps little where a channel has many codes, so try few factors.
         factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
@@ -179,7 +179,7 @@ class Layer:
             best, least = np.where(costs < least, factor, best), np.minimum(costs, least)
         return self.scale * best[:, None, :]
 
-    def _fitted(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def _fit_scales(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """The best scales for given codes, by least squares; unchanged where they would not be positive."""
         above = self._per_scale(np.sum(codes * self._toward, axis=1))
         below = self._per_scale(np.sum(codes * np.matmul(self._h, codes), axis=1))
@@ -192,14 +192,14 @@ class Layer:
     def _toward(self) -> np.ndarray:
         return np.matmul(self._h, self._target)
 
-    def _gathered(self, scale: np.ndarray) -> np.ndarray:
+    def _gather_scales(self, scale: np.ndarray) -> np.ndarray:
         """Reduce scales of every weight to the shape in which the quantizer stores them."""
         full = self._matrix.restored(np.broadcast_to(scale, self._target.shape))
         sizes = self._spec.param_sizes(self._shape)
         index = tuple(np.arange(n) * (full.shape[a] // n) for a, n in enumerate(sizes))
         return full[np.ix_(*index)].reshape(self._spec.param_shape(self._shape)).astype(np.float32)
 
-    def _carried(self, scale: np.ndarray) -> np.ndarray:
+    def _run_gptq(self, scale: np.ndarray) -> np.ndarray:
         """GPTQ's codes: the Cholesky factor of the inverse passes errors on, inputs with a large diagonal first."""
         groups, size, _ = self._target.shape
         order, upper = self._factor
@@ -228,7 +228,7 @@ class Layer:
         upper = [inverse_factor(h, own) for h, own in zip(self._h, order, strict=True)]
         return order, upper[0][None] if len(upper) == 1 else np.stack(upper)
 
-    def _descended(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def _descend(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """One round of coordinate descent over all inputs."""
         h, size = self._h, codes.shape[1]
         scale, low, high = (np.broadcast_to(x, codes.shape) for x in (scale, self._low, self._high))

@@ -135,7 +135,7 @@ class _Finder:
         if eqn.primitive in ("relu6", "clamp", "min"):
             bound = self._cap(eqn)
             if bound is None:
-                return f"{eqn.primitive!r} in front of it keeps no factor"
+                return f"{eqn.primitive!r} before it does not preserve a factor"
             data = next(v for v in eqn.inputs if v.shape == value.shape and v.constant is None)
             return self._on(data, axis, bound if capped is None else min(bound, capped))
         if eqn.primitive == "max" and any(v.constant is not None and np.all(v.constant == 0) for v in eqn.inputs):
@@ -147,7 +147,7 @@ class _Finder:
             return self._biased(eqn, axis, capped)
         if eqn in self._product:
             return self._weight(eqn, axis, (), capped)
-        return f"{eqn.primitive!r} in front of it keeps no factor"
+        return f"{eqn.primitive!r} before it does not preserve a factor"
 
     def _on(self, value: Value, axis: int, capped: float | None) -> tuple[tuple[Made, ...], float | None] | str:
         if len(self._readers.get(value, ())) != 1 or value in self._outputs:
@@ -170,22 +170,22 @@ class _Finder:
     def _norm(self, eqn: Equation, axis: int, capped: float | None) -> tuple[tuple[Made, ...], float | None] | str:
         layer = eqn.params.get("layer")
         if layer is None:
-            return f"{eqn.primitive!r} in front of it has no parameters of its own"
+            return f"{eqn.primitive!r} before it has no parameters of its own"
         self._batch_norm = eqn.primitive == "batch_norm"
         operands = layer.operands
         attributes = dict(layer.attributes)
         rank = len(eqn.out_shapes[0])
         own = rank - 1 - attributes["trailing"] if eqn.primitive == "batch_norm" else attributes["feature_axes"]
         if own not in (axis, (axis,)):
-            return "the norm in front of it scales other axes"
+            return "the norm before it scales other axes"
         if "scale" not in operands:
-            return "the norm in front of it has no scale"
+            return "the norm before it has no scale"
         made: list[Made] = []
         for name in ("scale", "bias"):
             if name in operands:
                 value = eqn.inputs[operands.index(name)]
                 if value not in self._path or self._uses[value] != 1 or len(value.shape) != 1:
-                    return f"the {name} of the norm in front of it is not its own parameter"
+                    return f"the {name} of the norm before it is not its own parameter"
                 made.append(Made(self._path[value], 0))
         return tuple(made), capped
 
@@ -199,7 +199,7 @@ class _Finder:
                 root = self._made[root].inputs[0]
             if self._path.get(root) == product.shift and self._uses[root] == 1:
                 return self._weight(product.equation, axis, (Made(product.shift, 0),), capped)
-        return "'add' in front of it is no bias of a layer"
+        return "'add' before it is not the bias of a layer"
 
     def _weight(
         self, eqn: Equation, axis: int, bias: tuple[Made, ...], capped: float | None
@@ -207,5 +207,5 @@ class _Finder:
         product = self._product[eqn]
         op = self._annotation.ops[eqn][0]
         if not isinstance(op, (Conv, Dot)) or axis not in dict(product.channels):
-            return "the layer in front of it has other channels"
+            return "the layer before it has other channels"
         return (Made(product.name, dict(product.channels)[axis]), *bias), capped

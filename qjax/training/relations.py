@@ -104,13 +104,13 @@ def _multiplied(search: Any, eqn: Equation) -> None:
         choice = choice or [value for value in eqn.inputs if search.from_layers(value)]
         taken = eqn.inputs[:1] if eqn.primitive == "div" else choice
         if len(taken) != 1 or eqn.inputs[0] is eqn.inputs[1]:
-            search.refuse(eqn, "a product of two tensors is made of it")
+            search.refuse(eqn, "a product of two tensors reads it")
             return
         search.chosen[eqn] = taken[0]
     own = search.chosen[eqn]
     for value in eqn.inputs:
         if value is not own:
-            search.pin(value, "a product of two tensors is made of it")
+            search.pin(value, "a product of two tensors reads it")
             if value in search.made and search.made[value].primitive in ("normalize", "standardize"):
                 search.scales[own] = None
     if own in search.labels:
@@ -121,7 +121,7 @@ def _multiplied(search: Any, eqn: Equation) -> None:
 
 @_of("normalize", "standardize")
 def _normalized(search: Any, eqn: Equation) -> None:
-    search.refuse(eqn, "a normalization stands in front of it, whose scale alone could take factors up")
+    search.refuse(eqn, "a normalization computes it, of which only the scale could absorb factors")
 
 
 @_of("rms_norm", "layer_norm")
@@ -129,13 +129,13 @@ def _norm(search: Any, eqn: Equation) -> None:
     """The scale and bias of a norm absorb the factors of its result."""
     layer, (result,) = eqn.params.get("layer"), eqn.outputs
     if layer is None:
-        search.refuse(eqn, "a norm without a scale stands in front of it")
+        search.refuse(eqn, "a norm without a scale computes it")
         return
     axes, names = dict(layer.attributes)["feature_axes"], layer.operands
     own = {name: eqn.inputs[names.index(name)] for name in ("scale", "bias") if name in names}
     fits = all(len(value.shape) == len(axes) for value in own.values())
     if "scale" not in own or not fits:
-        search.refuse(eqn, "a norm without a scale stands in front of it")
+        search.refuse(eqn, "a norm without a scale computes it")
         return
     for value in eqn.inputs:
         if value not in own.values():
@@ -238,7 +238,7 @@ def _gathered(search: Any, eqn: Equation) -> None:
     """Rows selected by data: the labels are constant along the axes of selection."""
     (data, *_), (result,), params = eqn.inputs, eqn.outputs, eqn.params
     if params.get("fill_value"):
-        search.refuse(eqn, "a constant stands beside it")
+        search.refuse(eqn, "it is joined with a constant")
         return
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
@@ -270,7 +270,7 @@ def _dot(search: Any, eqn: Equation) -> None:
     if eqn not in search.chosen:
         way = _way(search, eqn)
         if way is None:
-            search.refuse(eqn, "a product of two tensors is made of it")
+            search.refuse(eqn, "a product of two tensors reads it")
             return
         search.chosen[eqn] = way
     way, side = search.chosen[eqn]

@@ -152,7 +152,7 @@ class _Finder:
         attributes, last = dict(layer.attributes), len(eqn.out_shapes[0]) - 1
         (output,) = eqn.outputs
         if tuple(attributes["axes"]) != (last,) or attributes.get("groups", 1) != 1 or output in self._outputs:
-            raise _Refused("a norm over other axes reads it, or the model returns what a norm gives")
+            raise _Refused("a norm over other axes reads it, or the model returns a norm's result")
         if tuple(attributes["feature_axes"]) not in ((last,), ()):
             raise _Refused("a norm with parameters of other axes reads it")
         paths = {
@@ -163,7 +163,7 @@ class _Finder:
         read: list[tuple[str, int]] = []
         for reader in self._readers.get(output, ()):
             if reader not in self._product:
-                raise _Refused(f"{reader.primitive!r} reads what a norm gives")
+                raise _Refused(f"{reader.primitive!r} reads the result of a norm")
             read.append(self._reading(self._product[reader], output))
         return Norm(paths.get("scale"), paths.get("bias"), read)
 
@@ -171,7 +171,7 @@ class _Finder:
         axes = input_axis(product)
         data = product.equation.inputs[1 - product.weight]
         if product.equation.primitive != "dot_general" or axes is None or data is not value:
-            raise _Refused("a product that is no dense layer reads it")
+            raise _Refused("a product that is not a dense layer reads it")
         if axes[0] != len(value.shape) - 1:
             raise _Refused("a dense layer over another axis reads it")
         return product.name, axes[1]

@@ -136,7 +136,7 @@ class Symmetric:
         """Record that a tensor has these labels."""
         if value.constant is not None:
             if np.any(np.asarray(value.constant) != 0):
-                self.union.none(labels, "a constant is added to it, or stands beside it in a choice")
+                self.union.none(labels, "a constant is added to it, or is the other branch of a select")
             return
         if value in self.labels:
             self.union.join(self.labels[value], labels)
@@ -184,11 +184,11 @@ class Symmetric:
     def _forbidden(self, value: Value) -> str | None:
         """Why a tensor may not change; None if it may."""
         if not value.is_float:
-            return "it is no float tensor"
+            return "it is not a float tensor"
         if value in self._returned:
-            return "the model returns what is made of it"
+            return "the model returns a result computed from it"
         if value in self._written and value in self.made:
-            return "the model keeps what is made of it"
+            return "the model stores a result computed from it"
         place = self._annotation.values.get(value)
         if place is not None and place.name in self._fixed:
             return f"the scale of {place.name!r} is fixed"
@@ -196,11 +196,11 @@ class Symmetric:
             for index, one in enumerate(eqn.inputs):
                 weight = self._annotation.weights.get((eqn, index))
                 if one is value and weight is not None and weight.name not in self._weights:
-                    return f"the weight {weight.name!r} is no unchanged parameter"
+                    return f"the weight {weight.name!r} is not an unchanged parameter"
         if value in self.made or value in self._allowed:
             return None
         if value not in self._path:
-            return "an argument that is no state meets it"
+            return "it is combined with an argument that is not a state"
         return None if self._path[value] in self._parameters else f"{self._path[value]!r} is no parameter"
 
     def result(self, leaves: Sequence[Leaf], why: Mapping[str, str]) -> Symmetries:
@@ -217,7 +217,7 @@ class Symmetric:
         taken = [np.abs(free[value]).ravel() for value in self.scales if value in free]
         taken = np.intersect1d(np.concatenate([[0], *taken]), own)
         left |= {
-            f"{leaf.name}, its heads": "a norm's scale, which all of them share, takes their factors up"
+            f"{leaf.name}, its heads": "a norm's scale, which all of them share, absorbs their factors"
             for leaf, labels in states.items()
             if np.any(np.isin(np.abs(labels), taken))
         }

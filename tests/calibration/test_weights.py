@@ -118,7 +118,7 @@ def test_a_small_weight_has_the_bits_of_a_large_one(spec: QSpec, monkeypatch: py
     """Numpy computes small weights, XLA large ones."""
     small = weight_qparams(WEIGHT, spec, "mse")
     monkeypatch.setattr(weights, "_SMALL", 0)
-    monkeypatch.setattr(weights, "_chosen", lambda spec: lambda lo, hi: choose_qparams(lo, hi, spec))
+    monkeypatch.setattr(weights, "_choose_unchecked", lambda spec: lambda lo, hi: choose_qparams(lo, hi, spec))
     large = weight_qparams(WEIGHT, spec, "mse")
     assert np.array_equal(small.scale, large.scale)
     assert np.array_equal(small.zero_point, large.zero_point)

@@ -207,7 +207,7 @@ def test_with_powers_of_two_the_float_model_keeps_its_bits(form, length):
     [
         ("tanh", "'table' reads or makes it|'tanh' reads or makes it"),
         ("one", "a constant is added to it"),
-        ("returned", "the model returns what is made of it"),
+        ("returned", "the model returns a result computed from it"),
     ],
 )
 @pytest.mark.sampled(1)
@@ -246,7 +246,7 @@ def test_only_what_is_a_state_may_change_its_units():
     args = x, x + 1.0, jnp.zeros((2, 5, 4))
     qmodel = qjax.quantize(Two(), qjax.Recipe(), args)
     _, _, found = symmetries(qmodel, args, "state")
-    assert found.left == {"input/2": "an argument that is no state meets it"}
+    assert found.left == {"input/2": "it is combined with an argument that is not a state"}
     with pytest.raises(ValueError, match="equalize: state: expected an argument of the call"):
         qjax.training.equalize(qmodel, [args], state="cache")
     # Without the word nothing moves through the argument.

@@ -68,13 +68,13 @@ class Turned(Perceptron):
 
 def test_weights_are_not_copied_to_find_their_scales(monkeypatch):
     """What is a parameter itself is read where it lies; only the weight that the model computes is asked for."""
-    asked, weights_of = [], calibrating._compiled
+    asked, weights_of = [], calibrating._compile_steps
 
     def compiled(watched):
         step, weights = weights_of(watched)
         return step, lambda *args: (asked.append(args[-1]), weights(*args))[1]
 
-    monkeypatch.setattr(calibrating, "_compiled", compiled)
+    monkeypatch.setattr(calibrating, "_compile_steps", compiled)
     x = jax.random.normal(jax.random.key(0), (4, 8))
     qmodel = qjax.quantize(Turned(depth=2, width=8), Recipe(), x)
     assert asked == [frozenset({"layers/0/kernel#2"})]

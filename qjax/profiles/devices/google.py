@@ -78,7 +78,7 @@ LITERT = register(
 )
 
 
-def _fused(operator: Operator) -> str | None:
+def _fused_activation(operator: Operator) -> str | None:
     code = operator.options.get("activation", 0)
     return None if not code else "a fused activation"
 
@@ -123,7 +123,7 @@ EDGE_TPU = register(
                 "fused activation",
                 "no fused activation",
                 AXIS,
-                _fused,
+                _fused_activation,
                 cure="Move the activation in front of it.",
                 only={"AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION"},
             ),
