@@ -533,7 +533,7 @@ def qonnx_refuses_these(tmp_path: pathlib.Path) -> None:
 
 @case
 def scales_of_fpgas_are_powers_of_two() -> None:
-    with refused("every scale must be a power of two. The method 'lsq'"):
+    with refused("every scale must be a power of two, but the method 'lsq'"):
         quantized(dense, target="fpga")
     with pytest.warns(UserWarning, match="powers of two[\\s\\S]*without batch norm"):
         qjax.quantize(Norm(), qjax.Recipe(**FPGA), X)

@@ -160,7 +160,7 @@ def test_what_cannot_be_asked_for():
         search(budget=qjax.Budget(metric_drop=0.1))
     with pytest.raises(ValueError, match="by='loss' needs loss="):
         search(by="loss")
-    with pytest.raises(TypeError, match=r"must be a qjax\.Budget\. Got int"):
+    with pytest.raises(TypeError, match=r"expected a qjax\.Budget, got int"):
         search(budget=10)
     with pytest.raises(ValueError, match="at least one of size, mac_bits, metric_drop, got none"):
         qjax.Budget()

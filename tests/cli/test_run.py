@@ -151,7 +151,7 @@ def shaped(text: str) -> bytes:
         (shaped("(-1, -1)"), "expected a .npy file of numbers"),
         (shaped("1" * 60_000), "expected a .npy file of numbers"),
         (shaped("(" * 60_000), "expected a .npy file of numbers"),
-        (npy(np.zeros(2, [("a", "i4")])), "one of records"),
+        (npy(np.zeros(2, [("a", "i4")])), "expected a .npy file of numbers"),
         (npy(ONE)[:8], "expected a .npy file of numbers"),
         (npy(np.asarray([print], object)), "expected an array of numbers, got dtype '|O'"),
         (pickle.dumps(print), "expected a .npy file of numbers"),

@@ -206,7 +206,7 @@ def test_a_node_that_one_graph_alone_has() -> None:
         (lambda ir: ir.replace(inputs=("h",)), r"different models: inputs x and 1 outputs against inputs h"),
         (lambda ir: retyped(ir, "r", dtype="int16"), r"'r' is int8 batchx6x6x4 in a, int16 batchx6x6x4 in b"),
         (lambda ir: retyped(ir, "p", shape=(None, 3, 3, 5)), r"'p' is int8 batchx3x3x4 in a, int8 batchx3x3x5 in b"),
-        (lambda ir: renamed(ir, "z"), r"no node in common"),
+        (lambda ir: renamed(ir, "z"), r"graphs without a common node"),
         (lambda ir: replaced(ir, "flat", op="transpose"), r"node 'flat' is reshape of 1 tensors in a, transpose"),
     ],
 )

@@ -66,7 +66,7 @@ UNCONVERTIBLE = {
     "a period without end": (
         lambda m, x: m.b(m.a(x) / jnp.asarray([[1.0, 2.0, jnp.inf, jnp.inf]])),
         "adds, multiplies or divides by a number that is NaN or infinite",
-        r"Choose with jnp.where: jnp.where\(keep, y, 0.0\)",
+        r"Select with jnp.where: jnp.where\(keep, y, 0.0\)",
     ),
     "half of the batch": (
         lambda m, x: m.b(m.a(x))[: x.shape[0] // 2],

@@ -106,7 +106,7 @@ def test_targets_are_values():
         ("onnx", "Did you mean 'onnxruntime'?"),
         ("pytorch", "'torch_fbgemm'"),
         ("cpu", "a runtime and not a processor: 'onnxruntime'"),
-        ("cuda", "Take 'nearest_even'"),
+        ("cuda", "Use 'nearest_even'"),
         ("tensorrt", "Recipe(profile='tensorrt')"),
         ("ethos-u55", "Recipe(profile='ethos_u')"),
         ("hls4ml", "Did you mean 'fpga'?"),

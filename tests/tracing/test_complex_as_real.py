@@ -255,7 +255,7 @@ def test_complex_results_and_arguments_are_refused_with_the_cure(model, dtype):
     x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH), dtype)
     with pytest.warns(UserWarning, match="convert will refuse it"):
         qmodel = qjax.quantize(model(), qjax.Recipe(), x)
-    with pytest.raises(qjax.ConversionError, match=r"given to the model here, or returned.*Give and return jnp.real"):
+    with pytest.raises(qjax.ConversionError, match=r"passed to the model here, or returned.*Pass and return jnp.real"):
         qjax.convert(qmodel, x)
 
 

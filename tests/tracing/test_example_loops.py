@@ -153,7 +153,7 @@ def loop_of_python(model, x):
 
 def test_a_loop_of_python_names_what_takes_any_batch():
     qmodel = qjax.quantize(Of(loop_of_python), qjax.Recipe(), X)
-    with pytest.raises(ValueError, match=r"test_example_loops.*jax.vmap and jax.lax.map take any") as raised:
+    with pytest.raises(ValueError, match=r"test_example_loops.*jax.vmap and jax.lax.map accept any") as raised:
         qjax.calibrate(qmodel, [jnp.concatenate([X, X])], progress=False)
     assert len(str(raised.value)) < 1000
 

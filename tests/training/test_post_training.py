@@ -150,7 +150,7 @@ def test_a_loss_judges_where_there_is_one():
         ({"batches": [BATCHES[0].at[0, 0].set(jnp.nan)]}, "1 NaN or infinite numbers of 96 in batch 0"),
         ({"steps": ["gtpq"]}, "expected some of .*'gtpq'"),
         ({"effort": "much"}, "expected one of 'fast', 'standard', 'thorough'"),
-        ({"recipe": qjax.Recipe(target="tflite_micro"), "steps": ["precision"]}, "'tflite_micro' do not take"),
+        ({"recipe": qjax.Recipe(target="tflite_micro"), "steps": ["precision"]}, "'tflite_micro' do not support"),
     ],
 )
 def test_bad_input_is_named(change, message):
