@@ -24,8 +24,7 @@ class Percentile(HistogramObserver):
 
     Args:
       percentile: in (50, 100]. 100 is the exact minimum and maximum. It is interpreted as the decimal number that
-      Python
-        prints, so 99.99 is 9999/10000.
+        Python prints, so 99.99 is 9999/10000.
       bins: of the histogram, an even number from 16 to 65,536.
 
     Examples:

@@ -34,7 +34,6 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
                 each end separately over the same factors. Matters at 2 to 4 bits.
             "lsq": `2 * mean|w| / sqrt(qmax)`, the initial scale of Esser et al. 2020 (arXiv 1902.08153),
                 section 2.1; symmetric specs only.
-                section 2.1; symmetric specs only.
 
     Raises:
         ValueError: the method is unknown; `w` is empty or contains NaN or infinity; "lsq" with an asymmetric spec.

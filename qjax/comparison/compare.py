@@ -110,7 +110,7 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
     Raises:
       TypeError: these are not two graphs, or inputs have another dtype.
       ValueError: the graphs belong to different models (other inputs, outputs, or shapes of a node), or there is no
-      batch.
+        batch.
     """
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)

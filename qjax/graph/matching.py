@@ -35,8 +35,7 @@ class Match:
       graph: the graph in which it was found.
       pattern: the pattern that matched.
       nodes: by label, in execution order; the label is the pattern's name, or otherwise the operation's (with "#2" for
-      a
-        second one).
+        a second one).
       inputs: the tensors from outside, one per place in the pattern (a named tensor once), in the order of the pattern.
       output: the tensor of the last node.
       tensors: named tensors.

@@ -18,7 +18,7 @@ def cache_compilations(folder: str | os.PathLike[str] | None = None) -> Path:
 
     Args:
       folder: the place of the cache; None is `qjax` in `$XDG_CACHE_HOME`, or in `~/.cache`. It grows until you delete
-      it.
+        it.
 
     Returns:
       The folder.

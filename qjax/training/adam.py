@@ -46,9 +46,8 @@ def optimizer(
       scale_rate: the rate of scales and other parameters of quantizers, as a multiple of `learning_rate`. With 0 they
         do not train.
       weight_decay: decoupled, as a fraction of each weight per step at the full rate (AdamW, Loshchilov and Hutter
-      2017,
-        arXiv 1711.05101). Parameters of quantizers do not decay, because decay would pull the logarithm of a scale to
-        0, that is, the scale to 1.
+        2017, arXiv 1711.05101). Parameters of quantizers do not decay, because decay would pull the logarithm of a
+        scale to 0, that is, the scale to 1.
       warmup: number of steps over which the rate grows from zero.
 
     Returns:

@@ -193,8 +193,7 @@ def distill(
     Args:
       qmodel: the calibrated model; it is changed in place.
       batches: a list of arrays or of tuples of the call's arguments, all of one size; with `inputs`, a list of
-      anything.
-        They stay in memory.
+        anything. They stay in memory.
       inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       teacher, tensors, measure, share: see `Distillation.start`.
       epochs: passes over the batches; None: as many as make 500 steps, at least 5.

@@ -32,7 +32,7 @@ class TrainingLog:
 
     Args:
       writer: any object with `write_scalars(step, scalars)`, such as one of clu; it receives everything that is
-      written.
+        written.
 
     Example:
       >>> log = TrainingLog()
