@@ -1,4 +1,7 @@
-"""Turns clamps of float numbers into clamps of codes: because rounding is monotone, each bound becomes its own code."""
+"""Turns clamps of float numbers into clamps of codes: because rounding is monotone, each bound becomes its own code.
+
+clamp(x, 0.0, 6.0) with scale 0.05 and zero point -128   ->   the codes of x clamped to [-128, -8]
+"""
 
 import dataclasses
 from collections.abc import Mapping

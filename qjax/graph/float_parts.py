@@ -2,6 +2,8 @@
 
 An equation in a module under `qjax.FLOAT`, `Dynamic` or `WeightFormat` is not lowered but recorded with its inputs.
 Where a result reaches a quantizer or leaves the model, everything that it depends on becomes the program of one node.
+
+    codes x  ->  [ dequantize, softplus, multiply, quantize ]  ->  codes y         one node with a float program
 """
 
 import dataclasses

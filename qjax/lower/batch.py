@@ -1,4 +1,7 @@
-"""Frees a graph from the batch size with which it was traced, by comparing it with a second trace."""
+"""Frees a graph from the batch size with which it was traced, by comparing it with a second trace.
+
+reshape to (4, 784) on a batch of 4, to (8, 784) on a batch of 8   ->   reshape to (None, 784)
+"""
 
 import dataclasses
 from itertools import zip_longest

@@ -1,4 +1,7 @@
-"""Splits the inputs that a scan slices, and stacks its outputs: one tensor outside, one per iteration inside."""
+"""Splits the inputs that a scan slices, and stacks its outputs: one tensor outside, one per iteration inside.
+
+scan: y[t] = f(x[t])   ->   y0 = f(x[0]); y1 = f(x[1]); ...; y = concatenate(y0, y1, ...)
+"""
 
 from collections.abc import Sequence
 from typing import Any

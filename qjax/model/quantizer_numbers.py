@@ -4,6 +4,8 @@ Flax walks through every module and every variable of a model in each call of a 
 numbers, and a network has hundreds of quantizers. With one variable per number, this walk took longer than the training
 step itself where the batch was small. So the learned logarithms of all scales are one variable, all fixed zero points
 are another, and so on.
+
+    log2_scale of "input": (), of "fc/kernel": (3,)   ->   learned_log2_scale: (4,)
 """
 
 import dataclasses

@@ -1,5 +1,7 @@
 """Unrolls the scans over layers, and the rematerialised parts, of a traced program.
 
+    scan(layer, kernels)   ->   h1 = layer(h0, kernels[0]); h2 = layer(h1, kernels[1]); ...
+
 A walk stops before every layer, so each layer of a scan has to be an equation of its own. Its parameters, entries of
 the scan's stacks, become inputs of the program ("blocks/up/kernel[2]"), and so do the numbers of its quantizers. Loops
 over time are not unrolled, because they repeat one layer.
