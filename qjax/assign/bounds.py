@@ -1,6 +1,6 @@
 """Turns clamps of float numbers into clamps of codes: because rounding is monotone, each bound becomes its own code.
 
-clamp(x, 0.0, 6.0) with scale 0.05 and zero point -128   ->   the codes of x clamped to [-128, -8]
+With scale 0.05 and zero point -128, for example, clamp(x, 0.0, 6.0) clamps the codes of x to [-128, -8].
 """
 
 import dataclasses

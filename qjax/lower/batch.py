@@ -1,6 +1,6 @@
 """Frees a graph from the batch size with which it was traced, by comparing it with a second trace.
 
-reshape to (4, 784) on a batch of 4, to (8, 784) on a batch of 8   ->   reshape to (None, 784)
+A reshape to (4, 784) on a batch of 4 and to (8, 784) on a batch of 8, for example, becomes one to (None, 784).
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Splits the inputs that a scan slices, and stacks its outputs: one tensor outside, one per iteration inside.
 
-scan: y[t] = f(x[t])   ->   y0 = f(x[0]); y1 = f(x[1]); ...; y = concatenate(y0, y1, ...)
+A scan with y[t] = f(x[t]) becomes y0 = f(x[0]), y1 = f(x[1]), ..., y = concatenate(y0, y1, ...).
 """
 
 from collections.abc import Sequence
