@@ -1,4 +1,4 @@
-"""Whether a recipe fits a model: unused settings, group sizes that no weight can have, parts that must stay float.
+"""Checks whether a recipe fits a model: unused settings, impossible group sizes, parts that must stay float.
 
 `quantize` reports each of these once for the whole model, before it calibrates anything.
 """

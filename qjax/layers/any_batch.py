@@ -21,7 +21,7 @@ LARGE = 10_007
 """A batch longer than the slices that models contain, and a prime, so that no other axis has this size by chance."""
 
 _SHAPES = frozenset({"broadcast_in_dim", "slice"})
-"""With the moves, the primitives that JAX leaves out where an axis of size 1 has that shape already, as in `ids[0]`."""
+"""Besides moves, primitives that JAX omits if an axis of size 1 has the right shape already, as in `ids[0]`."""
 
 _RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator")
 
@@ -103,7 +103,7 @@ def describe_batch_of_one(model: nnx.Module, args: Sequence[Any], program: Progr
 
 
 def _computing(program: Program) -> list[Equation]:
-    """The equations that compute; moves are left out, because JAX moves elements otherwise where an axis has size 1."""
+    """The equations that compute; moves are left out, because JAX moves an axis of size 1 differently."""
     found = (eqn for eqn in needed(program) if eqn.primitive not in _SHAPES)
     return [eqn for eqn in found if len(eqn.inputs) != 1 or eqn.body is not None or move_of(eqn) is None]
 
