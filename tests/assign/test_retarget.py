@@ -223,7 +223,7 @@ def test_a_graph_without_scales_is_refused(graphs):
     graph = graphs["tvm"]
     name = graph.nodes[0].output
     bare = dataclasses.replace(graph.tensors[name], quantization=None)
-    with pytest.raises(ValueError, match=f"{name!r} has no scale"):
+    with pytest.raises(ValueError, match=f"a scale for the tensor {name!r}"):
         retarget(graph.replace(tensors={**graph.tensors, name: bare}), "tosa")
 
 
