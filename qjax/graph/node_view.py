@@ -151,7 +151,7 @@ class NodeView:
 
 
 def describe(graph: Any) -> str:
-    """Print every node with its full attributes, types and constants, as text.
+    """Return every node with its full attributes, types and constants, as text.
 
     Args:
       graph: an `IntegerGraph`, or its `ir`.

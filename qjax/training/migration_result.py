@@ -16,6 +16,8 @@ class Moved:
       made: the parameters that produce the tensor.
       read: the weights that read it.
       way: the formula and its strength.
+      before, after: the noise.
+      spread: max s / min s.
     """
 
     made: tuple[str, ...]
