@@ -1,10 +1,10 @@
-"""Softmaxes that are divided by their sum after the product with the values, as memory-efficient attention does.
+"""Moves the division of a softmax before the product with the values; memory-efficient attention divides after it.
 
     (exp(x - m) @ v) / sum(exp(x - m))   ->   (exp(x - m) / sum(exp(x - m))) @ v
 
-The two are the same function of real numbers. `find_softmax` reads the second form. Axes may be moved and merged on
-the way to the division, for both of its operands in their own way. The product may leave some of the exponentials
-out, as that of an attention sink. See Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2.
+Both are the same function of real numbers, and `find_softmax` reads the second form. Axes may be moved and merged on
+the way to the division, differently for its two operands. The product may omit some of the exponentials, such as that
+of an attention sink. See Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from qjax.tracing.rewrites.inline import inlined
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 
 Part = tuple[str, tuple[int, ...], int]
-"""A factor of an axis: whose axis it is, which one, its size.
+"""A factor of an axis: which tensor it comes from, which of its axes, and its size.
 
-"e": of the exponentials, "s": of those that are summed, "v": of the values, "": of elements that repeat themselves.
+"e": the exponentials, "s": those that are summed, "v": the values, "": elements that repeat.
 """
 
 Splits = dict[Part, tuple[int, int]]
-"""Parts that a reshape takes apart: the sizes of the outer and of the inner one."""
+"""Factors that a reshape splits: the sizes of the outer and of the inner part."""
 
 Axis = tuple[Part, ...]
 """The factors of one axis, the slowest first; an axis of one element has none."""
 
 
 def divide_first(program: Program) -> Program:
-    """The program in which such softmaxes are divided before the product."""
+    """Divide such softmaxes before the product."""
     if not any(eqn.primitive == "exp" for eqn in program.equations):
         return program
     flow = Flow(program)
@@ -48,7 +48,7 @@ def divide_first(program: Program) -> Program:
 
 
 def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
-    """What replaces a division, or a product with a reciprocal."""
+    """The replacement of a division, or of a product with a reciprocal."""
     if eqn.primitive not in ("div", "mul"):
         return None
     for whole, by in (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive == "mul" else (eqn.inputs,):
@@ -80,7 +80,7 @@ def _read_once(flow: Flow, equations: Sequence[Equation]) -> bool:
 
 
 def _chain(flow: Flow, value: Value) -> tuple[list[Equation], Equation | None]:
-    """The moves and casts that end in a value, the first one first, and the equation before them."""
+    """The moves and casts that end in a value, in order, and the equation before them."""
     chain: list[Equation] = []
     while (eqn := flow.made.get(value)) is not None and _is_move(eqn):
         chain.insert(0, eqn)
@@ -104,7 +104,7 @@ def _same_rows(
     before: Sequence[Equation],
     after: Sequence[Equation],
 ) -> bool:
-    """Whether each element of the product is divided by the sum of the very exponentials that it sums."""
+    """Whether each element of the product is divided by the sum of exactly the exponentials that it sums."""
     splits: Splits = {}
 
     def compared() -> bool:
@@ -134,12 +134,12 @@ def _same_rows(
 
 
 class _Split(Exception):
-    """A reshape takes a part apart. sizes: of the outer and the inner one; None where the part cannot be followed."""
+    """A reshape splits a factor. sizes: of the outer and the inner part; None if the factor cannot be followed."""
 
     def __init__(self, part: Part, outer: int) -> None:
         super().__init__()
         self.part = part
-        # a part without a place is none of the original axes: repeated elements, or a slice
+        # a factor without an axis belongs to none of the original axes: repeated elements, or a slice
         whole = bool(part[1]) and outer > 1 and part[2] % outer == 0
         self.sizes = (outer, part[2] // outer) if whole else None
 
@@ -165,7 +165,7 @@ def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[A
 
 
 def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
-    """The axes after moves."""
+    """The axes after some moves."""
     found = list(axes)
     for eqn in moves:
         (before,), (shape,) = eqn.in_shapes, eqn.out_shapes
@@ -184,14 +184,14 @@ def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
 
 
 def _cut(axis: Axis, size: int) -> Axis:
-    """A part of the elements along an axis, which may be any of those that are summed."""
+    """Some of the elements along an axis, possibly any of those that are summed."""
     if any(part[0] != "s" for part in axis):
         raise _Split(("", (), 1), 1)
     return (("s", (), size),) if size != 1 else ()
 
 
 def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
-    """Factors in their order, as the axes of a shape."""
+    """Factors in order, grouped into the axes of a shape."""
     axes: list[Axis] = []
     for size in shape:
         count, product = 0, 1
@@ -232,6 +232,6 @@ def _rewritten(
 
 
 def _again(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
-    """The same equation on other values."""
+    """The same equation on other inputs."""
     (output,) = eqn.outputs
     return dataclasses.replace(eqn, inputs=inputs, outputs=(Value(output.shape, output.dtype),), function=None)
