@@ -1,4 +1,7 @@
-"""Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean."""
+"""Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean.
+
+x > c    ->    q > threshold,  with a threshold among the integers, so no float is compared
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
@@ -25,17 +28,17 @@ _ROLES = ("left", "right")
 
 
 class Fields(TypedDict):
-    """function: left and right are in this relation."""
+    """function: the relation between left and right."""
 
     function: Literal["gt", "lt", "ge", "le", "eq", "ne"]
 
 
 @register
 class Compare(ChoosesNoPlace, Elementwise):
-    """x > y and its like: tensors on one grid compare as their codes do.
+    """x > y and the like: tensors on one grid compare as their codes do.
 
     attributes: function, one of gt, lt, ge, le, eq, ne. constants: left or right, int32, in the place of an operand
-    that is a real constant: its threshold among codes, see `coded.threshold`.
+    that is a real constant: its threshold among codes, see `constant_codes.threshold`.
     """
 
     name = "compare"

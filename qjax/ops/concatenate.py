@@ -1,4 +1,4 @@
-"""Concatenation. All inputs share one quantizer, so codes are copied and not requantized."""
+"""Concatenation. All inputs share one quantizer, so codes are copied and never requantized."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from qjax.ops.grid import GridOp
 
 @register
 class Concatenate(GridOp):
-    """`lax.concatenate`; a part of size 1 along another axis is repeated (a class token, for every example)."""
+    """`lax.concatenate`; an input of size 1 along another axis is repeated (a class token, for every example)."""
 
     name = "concatenate"
     fields = Axis

@@ -36,7 +36,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class PreparedFields(Rounded):
-    """span: the greatest distance of two codes."""
+    """span: the greatest difference between two codes."""
 
     span: int
 
@@ -57,13 +57,13 @@ class Fields(TypedDict):
 class Normalize(Op):
     """y = (x - mean) / sqrt(sum((x - mean)^2) / divisor + epsilon) * scale + bias, over some axes.
 
-    attributes: axes; center, without which the mean counts as 0; divisor, of the sum of squares: the number of
-    elements for a variance (0 means it), 1 for a norm; epsilon; joined: "add", or "max" where the root is at least
-    epsilon; groups: into how many the last axis is split, each with its own statistics (1: none); feature_axes, to
-    which scale and bias belong.
+    attributes: axes; center: if false, the mean counts as 0; divisor of the sum of squares: the number of elements for
+    a variance (0 means this), 1 for a norm; epsilon; joined: "add", or "max" if the root is at least epsilon; groups:
+    into how many the last axis is split, each with its own statistics (1: none); feature_axes, to which scale and bias
+    belong.
 
-    Within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y| is the number
-    of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
+    The result is within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y|
+    is the number of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
     """
 
     name = "normalize"
@@ -128,7 +128,7 @@ class Normalize(Op):
     def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
-        # the target decides only the rounding
+        # the target only decides the rounding
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def arithmetic(self, attributes: Attributes) -> str:
@@ -168,7 +168,7 @@ def normalized_codes(
 
 
 def _affine(given: Preparation) -> Affine:
-    """Gamma and beta, and the affine steps after the layer, which apply to its result."""
+    """Gamma and beta combined with the affine steps after the layer."""
     attributes, rank = given.attributes, len(given.inputs[0].shape)
     affine = Affine.identity()
     if "scale" in given.constants:
@@ -183,7 +183,7 @@ def _operands(eqn: Equation) -> tuple[str, ...]:
 
 
 def _grouped(x: jax.Array, attributes: Attributes) -> tuple[jax.Array, tuple[int, ...]]:
-    """The tensor with its last axis split in groups, and the axes of one row."""
+    """The tensor with its last axis split into groups, and the axes of one row."""
     axes, groups = tuple(attributes["axes"]), attributes["groups"]
     if groups == 1:
         return x, axes
@@ -203,7 +203,7 @@ def _span(qmin: int | None, qmax: int | None) -> int:
 
 
 def _sizes(attributes: Attributes, shape: Sequence[int | None]) -> list[int]:
-    """Of the axes over which the statistics are."""
+    """The sizes of the axes over which the statistics are taken."""
     sizes = [size for axis in attributes["axes"] if (size := shape[axis]) is not None]
     if len(sizes) < len(attributes["axes"]):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Requantization as an operation, or an affine step without a producer that it could be folded into."""
+"""Requantization as an operation of its own, or an affine step without a producer to fold it into."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from qjax.ops.fields import NoFields
 
 @register
 class Rescale(Elementwise):
-    """y = g * x + b per channel; never read from a jaxpr, the lowering puts it where codes meet an affine step."""
+    """y = g * x + b per channel; never read from a jaxpr; the lowering inserts it where codes meet an affine step."""
 
     name = "rescale"
     fields = NoFields

@@ -109,7 +109,8 @@ def test_other_floats_than_0_and_1_are_no_mask(wrong: float) -> None:
     graph, other = qjax.convert(qmodel, (X, mask)), mask.at[1, 0].set(wrong)
     for function in (qmodel, graph, functools.partial(qjax.exact(qmodel, (X, mask)), qmodel)):
         for given in (other, other.astype(jnp.bfloat16)):
-            with pytest.raises(ValueError, match=f"'input/1': expected a mask of 0 and 1, got {wrong} among 1 other values of 18"):
+            message = f"'input/1': expected a mask of 0 and 1, got {wrong} among 1 other values of 18"
+            with pytest.raises(ValueError, match=message):
                 function(X, given)
     with pytest.raises(ValueError, match=f"'input/1': expected a mask of 0 and 1, got {wrong}"):
         qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, other))

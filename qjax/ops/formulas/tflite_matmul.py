@@ -4,11 +4,11 @@
 | --- | --- | --- | --- | --- |
 | `tflite_micro_matmul` | TFLite Micro | `double_round` | `int16x8` | s_0 s_1 / s_y in doubles |
 | `tflite_matmul` | LiteRT's own kernels | `double_round` | `int16x8` | float32(s_0 s_1) / s_y |
-| `xnnpack_matmul` | LiteRT's default | `float32` where the zero point of x_1 is 0, else that | `int16x8` | the same |
+| `xnnpack_matmul` | LiteRT's default | `float32` if z_1 is 0, else `double_round` | `int16x8` | the same |
 
-XNNPACK takes such a product only where its second operand is symmetric; LiteRT's own kernel has the others. Source:
-GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro; 98 accumulators for which the form of
-the scale decides the code, and 540,000 others, 0 differ.
+XNNPACK only takes such a product if its second operand is symmetric; LiteRT's own kernel computes the others. Source:
+GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro; 0 differ of 98 accumulators for which
+the form of the scale decides the code, and 0 of 540,000 others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _OF_SINGLE = "single_"
 
 
 def _own(name: str, form: Form) -> Formula:
-    """The runtime's own kernel, whose scale has that form."""
+    """The runtime's own kernel, with a scale of that form."""
     narrow, wide = requantized("double_round", form), requantized("int16x8", form)
 
     def prepare(setting: Setting) -> dict[str, Array]:

@@ -2,10 +2,11 @@
 
 With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), the larger
 one in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y. Source: QNNPACK's
-pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel; torch 2.13.0, 0 of 3.5 million.
+pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel. Measured with torch 2.13.0: 0 of 3.5 million
+differ.
 
-PyTorch gives operands of different shapes to its own loops instead, see `torch_add`. A node whose shapes differ as far
-as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the shapes at hand.
+For operands of different shapes PyTorch uses its own loops instead, see `torch_add`. A node whose shapes differ as far
+as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the actual shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,9 +36,9 @@ def _prepare(setting: Setting) -> dict[str, Array]:
     largest = xp.maximum(*exponents)
     if xp is np and (np.any(largest < -10) or np.any(largest > 7)):
         raise ValueError(
-            "torch_qnnpack_add: the larger of the ratios of scales s_0 / s_y, s_1 / s_y must be in [2^-10, 2^8), or "
-            f"QNNPACK does not make the operator. Got scales {setting.scales[0]} and {setting.scales[1]} for an output "
-            f"scale of {setting.y_scale}; calibrate the output on the sum."
+            "torch_qnnpack_add: the larger of the ratios of scales s_0 / s_y, s_1 / s_y must be in [2^-10, 2^8); "
+            f"otherwise QNNPACK does not create the operator. Got scales {setting.scales[0]} and {setting.scales[1]} "
+            f"for an output scale of {setting.y_scale}; calibrate the output on the sum."
         )
     shift = xp.clip(np.int32(_FACTOR_BITS) - largest, np.int32(1), np.int32(31)).astype(np.int32)
     factors = {f"factor{i}": float32.to_int32(Float32(r.mantissa, r.exponent + shift)) for i, r in enumerate(ratios)}

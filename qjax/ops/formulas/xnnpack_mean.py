@@ -1,11 +1,12 @@
-"""XNNPACK's mean: float32, the zero points gathered in one constant inside the rounding.
+"""XNNPACK's mean: in float32, with the zero points combined into one constant inside the rounding.
 
     r = float32(float32(s_x / s_y) * float32(1 / n));  c = float32(z_y - float32(float32(n z_x) * r))
     y = rint(float32(float32(float32(sum q) * r) + c))
 
-The sum is that of the codes as they are; product and sum are rounded apart on x86, which has no fused multiply-add in
-this kernel (`xnnpack_mean_arm` has). LiteRT keeps int16 codes for its own kernel, `tflite_mean`. Source: reduce-nd.c
-and xnn_update_qs8_reduce_scalar_params; ai-edge-litert 2.3.0 on x86, 0 of 700,000 means.
+The sum is that of the stored codes; product and sum are rounded separately on x86, which has no fused multiply-add in
+this kernel (`xnnpack_mean_arm` has). Int16 codes are not delegated: LiteRT computes them by `tflite_mean`. Source:
+reduce-nd.c and xnn_update_qs8_reduce_scalar_params. Measured with ai-edge-litert 2.3.0 on x86: 0 of 700,000 means
+differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +30,10 @@ def mean_formula(
     offset: Callable[[Setting, Array, Array], Float32],
     multiply_add: Callable[[Float32, Float32, Float32], Float32],
 ) -> Formula:
-    """The formula under one way to multiply and add.
+    """The formula for one way to multiply and add.
 
-    offset: (setting, r, n z_x) -> the constant c; r and n z_x are float32. multiply_add: (sum q, r, c) -> what rint
-    rounds.
+    offset: (setting, r, n z_x) -> the constant c; r and n z_x are float32. multiply_add: (sum q, r, c) -> the operand
+    of rint.
     """
 
     def prepare(setting: Setting) -> dict[str, Array]:
