@@ -1,7 +1,7 @@
-"""One formula for two array libraries: numpy on the host, `jax.numpy` inside a trace.
+"""Lets one formula serve two array libraries: numpy on the host, `jax.numpy` inside a trace.
 
-Integer constants are derived from scales on the host at conversion, and inside `jit` in the exact forward. The bits
-must agree. So the integer code of this package is written once, for a namespace `xp` that is either library.
+Integer constants are derived from scales on the host at conversion, and inside `jit` in the exact forward, and their
+bits must agree. So the integer code of this package is written once, for a namespace `xp` that is either library.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 
 def traced(*values: Any) -> bool:
-    """True where any of the values is an abstract value of a JAX trace."""
+    """Whether any of the values is a tracer."""
     return any(isinstance(v, Tracer) for v in values)
 
 

@@ -1,9 +1,9 @@
-"""Scales that an optimizer may change: from an unconstrained raw parameter to a positive float32.
+"""Learned scales: turns an unconstrained raw parameter, which an optimizer may change, into a positive float32.
 
 For every raw value, infinities and NaN included, the scale is finite and positive. The gradient of the raw parameter is
-always finite: it is 0 where it would not be, so that one bad batch cannot destroy a scale. Values are computed in
-integers. So the bits are the same in eager mode, under jit and vmap, on every backend and in every version of XLA,
-whose `exp2` is not exact even at whole numbers.
+0 where it would not be finite, so that one bad batch cannot destroy a scale. Values are computed in integers, so the
+bits are the same in eager mode, under jit and vmap, on every backend and in every version of XLA, whose `exp2` is not
+exact even at whole numbers.
 """
 
 import math
@@ -88,10 +88,10 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def log2_scale_of(scale: ArrayLike) -> np.ndarray:
-    """Raw float32 parameters whose `learned_scale` is `scale`, as nearly as they can say; on the host.
+    """Raw float32 parameters whose `learned_scale` is closest to `scale`; on the host.
 
-    Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value;
-    powers of two come back exactly. Raises ValueError outside [2^-64, 2^64].
+    Near r = -7, for example, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value; powers
+    of two come back exactly. Raises ValueError outside [2^-64, 2^64].
 
     Args:
       scale: positive numbers.
@@ -150,7 +150,7 @@ def pact_scale(alpha: Any, qmax: int) -> jax.Array:
 
 @jax.custom_vjp
 def _with_gradient(raw: jax.Array, value: jax.Array, slope: jax.Array) -> jax.Array:
-    """`value`, with `d value / d raw = slope`, cleaned of non-finite products."""
+    """`value`, with `d value / d raw = slope`, where products that are not finite are replaced by 0."""
     return value
 
 

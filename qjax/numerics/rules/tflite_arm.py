@@ -1,4 +1,4 @@
-"""TFLite's optimised kernels on AArch64: which of them runs, and so how it rounds, depends on shapes.
+"""TFLite's optimised kernels on AArch64: the shapes decide which of them runs, and therefore how it rounds.
 
 Notation as in `classic`. Sources: cpu_backend_gemm_custom_gemv.h, depthwiseconv_3x3_filter_common.h,
 depthwiseconv_int8_3x3_filter.h of TensorFlow Lite; compared with the AArch64 build of ai-edge-litert 2.3.0.
@@ -18,7 +18,7 @@ from qjax.numerics.rules.multiplier import fixed_point, saturated
 from qjax.numerics.rules.registry import Call, Product
 
 _LEAST_DEPTH, _LEAST_CHANNELS = 8, 4
-"""What fills the registers of the product of a matrix and a vector."""
+"""The sizes that fill the registers of the product of a matrix and a vector."""
 _LANES = 8
 
 
@@ -29,11 +29,11 @@ def _gemm_variant(product: Product) -> str:
 
 @fixed_point("tflite_arm_gemm", variant=_gemm_variant)
 def tflite_arm_gemm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """FULLY_CONNECTED and CONV_2D: the rule `ruy`, but `neon` where the output is a single row of channels.
+    """FULLY_CONNECTED and CONV_2D: the rule `ruy`, but `neon` if the output is a single row of channels.
 
-    A batch of one takes another kernel than a batch of two, and rounds otherwise: the channels are acc's last axis,
-    and where all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by
-    a vector with a kernel of its own. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
+    A batch of one uses another kernel than a batch of two, and rounds differently: the channels are acc's last axis,
+    and if all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by a
+    vector with a separate kernel. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
     """
     rows: Any = math.prod(acc.shape[:-1])
     channels = acc.shape[-1] if acc.ndim else 1
@@ -50,7 +50,7 @@ def _depthwise_variant(product: Product) -> str:
 
 
 def _fast_3x3(product: Product) -> bool:
-    """Whether the kernel for windows of 3x3 takes it (Fast3x3FilterKernelSupported)."""
+    """Whether the kernel for windows of 3x3 supports the product (Fast3x3FilterKernelSupported)."""
     p = product
     stride, low = p.strides[:1] * 2, p.padding[0][0] if p.padding else 0
     fits = (
@@ -66,7 +66,7 @@ def _fast_3x3(product: Product) -> bool:
         return False
     for size, step, (_, high) in zip(p.sizes, stride, p.padding, strict=True):
         outputs = (size + low + high - 3) // step + 1
-        # the last window may reach beyond the input by as much as the first
+        # the last window may reach as far beyond the input as the first
         if (outputs - 1) * step - low + 3 > size + low:
             return False
     return low == 0 or p.sizes[0] == p.sizes[1] or 1 not in p.sizes
@@ -74,9 +74,9 @@ def _fast_3x3(product: Product) -> bool:
 
 @fixed_point("tflite_arm_depthwise", variant=_depthwise_variant, monotone=True)
 def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` where a convolution has its shape.
+    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` if a convolution has its shape.
 
-    Under this name itself, where no shape is known, it is `neon`: what both are for whole vectors of 8 channels and an
+    Under this name itself, if no shape is known, it is `neon`, which both are for whole vectors of 8 channels and an
     effective scale below 1.
     """
     return neon(acc, m, call)
@@ -86,9 +86,9 @@ def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array
 def tflite_arm_depthwise_3x3(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """SRSHL(SQRDMULH(acc, M), s): `neon`, but a left shift comes after the product, whose rounding it magnifies.
 
-    For s <= 0, an effective scale below 1, it is `neon`. Elsewhere the result is a multiple of 2^s. It saturates.
-    Taken by windows of 3x3 with one output per channel, a multiple of 8 channels, equal strides of 1 or 2 and a
-    padding of 0 or 1 on all sides.
+    For s <= 0, an effective scale below 1, it is `neon`. Otherwise the result is a multiple of 2^s. It saturates. It is
+    used for windows of 3x3 with one output per channel, a multiple of 8 channels, equal strides of 1 or 2 and a padding
+    of 0 or 1 on all sides.
     """
     p = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
     high = right_shift_with_headroom(jnp, p, np.int64(31), Rounding.NEAREST_UP)
