@@ -21,7 +21,7 @@ class Fields(TypedDict):
 
 @register
 class Add(Elementwise):
-    """y = x0 + x1 or x0 - x1: both operands on one fixed-point grid finer than any code, then one rounding."""
+    """y = x0 + x1 or x0 - x1: both operands in fixed point on one grid finer than any code, then one rounding."""
 
     name = "add"
     fields = Fields

@@ -28,7 +28,7 @@ class Fields(TypedDict):
 
 @register
 class Clamp(Elementwise):
-    """y = min(max(x, low), high). Rounding is monotone, so clamping floats and clamping codes have the same result."""
+    """y = min(max(x, low), high). Rounding is monotone, so clamping floats or codes results in the same codes."""
 
     name = "clamp"
     fields = Fields

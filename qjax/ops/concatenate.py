@@ -14,7 +14,7 @@ from qjax.ops.grid import GridOp
 
 @register
 class Concatenate(GridOp):
-    """`lax.concatenate`; an input of size 1 along another axis is repeated (a class token, for every example)."""
+    """`lax.concatenate`; a part of size 1 along another axis is repeated (a class token, for every example)."""
 
     name = "concatenate"
     fields = Axis

@@ -27,7 +27,7 @@ class Fields(windows.Convolution, ProductFields):
 
 @register
 class Conv(ProductFacts, Op):
-    """`lax.conv_general_dilated` with a constant kernel; the padding consists of the input's zero point."""
+    """`lax.conv_general_dilated` with a constant kernel; padding adds the input's zero point."""
 
     name = "conv"
     fields = Fields

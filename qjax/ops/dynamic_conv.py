@@ -33,10 +33,10 @@ class Fields(TypedDict):
 
 @register
 class DynamicConv(RunTimeCodes):
-    """y = conv(x, w) + bias, NHWC, with codes of x that are computed at run time.
+    """y = conv(x, w) + bias, NHWC, with codes of x that are found at run time.
 
-    constants: kernel, int8 codes (out, height, width, in); kernel_scale, float32 (out,) or (), which a program stores
-    separately; bias, float32 (out,), if there is one.
+    constants: kernel, int8 codes (out, height, width, in); kernel_scale, float32 (out,) or (), which a program has
+    beside; bias, float32 (out,), where there is one.
     """
 
     name = "dynamic_conv"

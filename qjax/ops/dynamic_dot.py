@@ -72,10 +72,10 @@ class RunTimeCodes(Op):
 
 @register
 class DynamicDot(RunTimeCodes):
-    """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], with codes of x that are computed at run time.
+    """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], with codes of x that are found at run time.
 
-    constants: kernel, int8 codes (n, k), or (n, groups, size) with scales of the groups; kernel_scale, float32, which a
-    program stores separately; bias, float32 (n,), if there is one.
+    constants: kernel, int8 codes (n, k), or (n, groups, size) with scales of the groups; kernel_scale, float32, which
+    a program has beside; bias, float32 (n,), where there is one.
     """
 
     name = "dynamic_dot"

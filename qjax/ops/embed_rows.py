@@ -58,7 +58,7 @@ class Fields(Lookup):
 
 @register
 class EmbedRows(Embed):
-    """y = round(table[indices] * factor[rows of the indices]); this is what an `embed` with several scales becomes.
+    """y = round(table[indices] * factor[rows of the indices]); what an `embed` with several scales becomes.
 
     attributes: those of `embed`; rounding. constants: weights, codes [rows, columns], stored with the axis of the
     groups split in two; shift, factor0: int32 [scales along the rows, scales along the columns].

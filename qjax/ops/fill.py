@@ -20,10 +20,10 @@ class Fields(TypedDict):
 
 @register
 class Fill(Elementwise):
-    """The codes of a constant, repeated along the batch; the input only determines the batch size.
+    """The codes of a constant, repeated along the batch; the input only says how large the batch is.
 
-    constants: value, the codes, with size 1 along the batch. attributes: shape, with None for the batch; times, the
-    rows of that axis for each example (row of the input). The conversion makes these nodes; no equation is read as one.
+    constants: value, the codes, size 1 along the batch. attributes: shape, None where the batch is; times, the rows of
+    that axis for each example (row of the input). The conversion makes these nodes, no equation is read as one.
     """
 
     name = "fill"

@@ -132,11 +132,11 @@ class Fields(TypedDict):
 
 @register
 class GroupedDot(CountsProducts, Op):
-    """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` with a grouped weight becomes.
+    """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` whose weight has groups becomes.
 
-    attributes: group_axis, along which the weight is stored split in two axes, (group, within); summed, the axis of the
-    activation; batch, weight_batch: paired axes; weight, channels, rank and permutation as those of a dot. constants:
-    weights, codes; those of the 64-bit sum, with a factor for every group.
+    attributes: group_axis, along which the weight is stored split in two axes, (group, within); summed, the axis of
+    the activation; batch, weight_batch: paired axes; weight, channels, rank and permutation as those of a dot.
+    constants: weights, codes; those of the 64-bit sum, with a factor for every group.
     """
 
     name = "grouped_dot"

@@ -36,9 +36,9 @@ class Fields(TypedDict):
 class Island(Op):
     """codes -> floats -> program -> floats -> codes.
 
-    attributes: program, results (one number: the step whose value is the output), dtypes (of the program's inputs),
-    batch ([input, axis, multiple], or None if no size depends on the batch). constants: those of the program; x_scale0,
-    ... of the inputs that are codes; y_scale if the output is.
+    attributes: program, results (one number: the step's value that is the output), dtypes (of the program's inputs),
+    batch ([input, axis, multiple], or None where no size follows the batch).
+    constants: those of the program; x_scale0, ... of the inputs that are codes; y_scale where the output is.
     """
 
     name = NAME

@@ -124,8 +124,8 @@ class OwnPreparedFields(TypedDict):
 class LogSoftmax(_LogSum):
     """y = x - log(sum(exp(x))) over some axes.
 
-    attributes: those of `_LogSum`. An operator of a file, under a target that computes its softmax by gemmlowp's
-    functions, has `method` instead: see `numerics.gemmlowp_log_softmax`.
+    attributes: those of `_LogSum`; for an operator of a file under a target that computes its softmax by gemmlowp's
+    functions, method in their place: see `numerics.gemmlowp_log_softmax`.
     """
 
     name = "log_softmax"
@@ -177,7 +177,7 @@ class KeepFields(Fields):
 
 @register
 class LogSumExp(_LogSum):
-    """y = log(sum(exp(x))) over some axes; attributes: keep: whether the axes remain, with one element each."""
+    """y = log(sum(exp(x))) over some axes; attributes: keep: whether the axes stay, of one element each."""
 
     name = "logsumexp"
     fields = KeepFields

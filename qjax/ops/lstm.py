@@ -186,7 +186,7 @@ class LstmCell(_Step):
 
 @register
 class LstmHidden(_Step):
-    """The next hidden state, from the next cell. The gate is the output's; `logistic`, `tanh`: int16 (65536,)."""
+    """The next hidden state, of the next cell. The gate is the output's; `logistic`, `tanh`: int16 (65536,)."""
 
     name = "lstm_hidden"
 

@@ -57,13 +57,13 @@ class Fields(TypedDict):
 class Normalize(Op):
     """y = (x - mean) / sqrt(sum((x - mean)^2) / divisor + epsilon) * scale + bias, over some axes.
 
-    attributes: axes; center: if false, the mean counts as 0; divisor of the sum of squares: the number of elements for
-    a variance (0 means this), 1 for a norm; epsilon; joined: "add", or "max" if the root is at least epsilon; groups:
-    into how many the last axis is split, each with its own statistics (1: none); feature_axes, to which scale and bias
-    belong.
+    attributes: axes; center, without which the mean counts as 0; divisor, of the sum of squares: the number of
+    elements for a variance (0 means it), 1 for a norm; epsilon; joined: "add", or "max" where the root is at least
+    epsilon; groups: into how many the last axis is split, each with its own statistics (1: none); feature_axes, to
+    which scale and bias belong.
 
-    The result is within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y|
-    is the number of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
+    Within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y| is the number
+    of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
     """
 
     name = "normalize"

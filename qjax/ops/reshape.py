@@ -19,7 +19,7 @@ class Fields(TypedDict):
 
 @register
 class Reshape(GridOp):
-    """The same codes in another shape; None in `shape` is the axis of the batch."""
+    """The same codes in another shape; None in `shape` is the axis that holds the batch."""
 
     name = "reshape"
     fields = Fields

@@ -57,8 +57,8 @@ class Fields(TypedDict):
 class ResizeBilinear(Op):
     """An image in another size: four codes with weights are added and rounded once.
 
-    constants: row_places and column_places, int32 (2, n); row_weights and column_weights, int32 (2, n), which contain
-    the bits of float32 for the method `float32`.
+    constants: row_places and column_places, int32 (2, n); row_weights and column_weights, int32 (2, n), for the method
+    `float32` the bits of float32.
     """
 
     name = "resize_bilinear"

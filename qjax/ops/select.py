@@ -21,9 +21,9 @@ _ROLES = {1: "off", 2: "on"}
 class Select(ChoosesNoPlace, Elementwise):
     """`lax.select_n` of two cases: codes on one grid, or codes and real constants; or integers.
 
-    inputs: the mask (bool, constant or data), then the cases that are not real constants: where it is False, where it
-    is True. constants: off, on, the codes of those that are; a number beyond the grid becomes the grid's end, in
-    training too. All of them broadcast.
+    inputs: the mask (bool, constant or data), then the cases that are no real constants: where it is False, where it
+    is True. constants: off, on, the codes of those that are; a number beyond the grid is the grid's end, in training
+    too. Everything broadcasts.
     """
 
     name = "select"

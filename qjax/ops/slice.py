@@ -102,7 +102,7 @@ class SplitFields(Axis):
 
 @register
 class Split(GridOp):
-    """`lax.split`: one node per part, where `index` is the number of the part (a split into one part has none)."""
+    """`lax.split`: one node per part, `index` says which (a split into one part has none)."""
 
     name = "split"
     fields = SplitFields

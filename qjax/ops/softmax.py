@@ -73,10 +73,10 @@ class Softmax(ChoosesNoPlace, Op):
     mask_inverted, and empty: the result of a row with all elements hidden ("uniform": the same share for each, as in
     JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
 
-    A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask. Those of
-    TFLite have the fixed scale 1/256, and "uint16" is for int8 codes only. "gemmlowp_int16" is "gemmlowp" of int8 codes
-    with a result of int16. Any other case is "exact", see `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31
-    s_y) + 2^-15` steps of the exact softmax of n codes.
+    A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask. TFLite's
+    have the fixed scale 1/256, and "uint16" is for int8 codes only. "gemmlowp_int16" is "gemmlowp" of int8 codes with
+    a result of int16. Everything else is "exact", see `numerics.integer_softmax`: within
+    `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
     """
 
     name = "softmax"

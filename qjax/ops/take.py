@@ -119,10 +119,10 @@ class AlongFields(Lookup):
 
 @register
 class TakeAlong(_Gather):
-    """`jnp.take_along_axis`: every example has its own indices; the result is x where the position equals the index.
+    """`jnp.take_along_axis`: every example chooses for itself; the result is x where the place equals the index.
 
     inputs: the tensor, int32 indices of the rank of the tensor. attributes: axis; batching, the other axes along which
-    the indices vary (paired with the tensor's own); kept, those along which whole slices are taken.
+    the indices run (paired with the tensor's own); kept, those along which whole slices are taken.
     """
 
     name = "take_along"

@@ -29,11 +29,11 @@ def _gemm_variant(product: Product) -> str:
 
 @fixed_point("tflite_arm_gemm", variant=_gemm_variant)
 def tflite_arm_gemm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """FULLY_CONNECTED and CONV_2D: the rule `ruy`, but `neon` if the output is a single row of channels.
+    """FULLY_CONNECTED and CONV_2D: the rule `ruy`, but `neon` where the output is a single row of channels.
 
-    A batch of one uses another kernel than a batch of two, and rounds differently: the channels are acc's last axis,
-    and if all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by a
-    vector with a separate kernel. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
+    A batch of one takes another kernel than a batch of two, and rounds otherwise: the channels are acc's last axis,
+    and where all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by
+    a vector with a kernel of its own. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
     """
     rows: Any = math.prod(acc.shape[:-1])
     channels = acc.shape[-1] if acc.ndim else 1
@@ -74,9 +74,9 @@ def _fast_3x3(product: Product) -> bool:
 
 @fixed_point("tflite_arm_depthwise", variant=_depthwise_variant, monotone=True)
 def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` if a convolution has its shape.
+    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` where a convolution has its shape.
 
-    Under this name itself, if no shape is known, it is `neon`, which both are for whole vectors of 8 channels and an
+    Under this name itself, where no shape is known, it is `neon`: what both are for whole vectors of 8 channels and an
     effective scale below 1.
     """
     return neon(acc, m, call)
@@ -86,9 +86,9 @@ def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array
 def tflite_arm_depthwise_3x3(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """SRSHL(SQRDMULH(acc, M), s): `neon`, but a left shift comes after the product, whose rounding it magnifies.
 
-    For s <= 0, an effective scale below 1, it is `neon`. Otherwise the result is a multiple of 2^s. It saturates. It is
-    used for windows of 3x3 with one output per channel, a multiple of 8 channels, equal strides of 1 or 2 and a padding
-    of 0 or 1 on all sides.
+    For s <= 0, an effective scale below 1, it is `neon`. Elsewhere the result is a multiple of 2^s. It saturates.
+    Taken by windows of 3x3 with one output per channel, a multiple of 8 channels, equal strides of 1 or 2 and a
+    padding of 0 or 1 on all sides.
     """
     p = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
     high = right_shift_with_headroom(jnp, p, np.int64(31), Rounding.NEAREST_UP)

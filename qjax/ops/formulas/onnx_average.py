@@ -5,10 +5,10 @@ The other sums float32 numbers one by one, in the window's order (rows, then col
 
     acc = float32(acc + float32(q_i * s_x));  y = rint(float32(float32(float32(acc / n) / s_y) + z_y)).
 
-So it needs the codes of a window and not only their sum; n counts the elements inside of the image. A window that is
-the whole image, without padding, is computed as a global average. Source: MLAS's MlasQLinearGlobalAveragePool and
-contrib_ops/cpu/quantization/qlinear_pool.cc. Measured with onnxruntime 1.31.1: 0 of 170,000 global averages and 0 of
-802,000 others differ.
+So it needs the codes of a window, not their sum, and n counts the elements inside of the image. A window that is the
+whole image, without padding, is taken for a global one. Source: MLAS's MlasQLinearGlobalAveragePool and
+contrib_ops/cpu/quantization/qlinear_pool.cc; onnxruntime 1.31.1, 0 of 170,000 and of 802,000
+averages.
 """
 
 from collections.abc import Mapping, Sequence

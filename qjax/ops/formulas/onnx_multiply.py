@@ -1,9 +1,8 @@
 """ONNX Runtime's QLinearMul on x86: one product of centred codes, one float32 scale, the zero point inside.
 
-    y = rint(float32(float32(qa * qb) * r) + z_y),  r = float32(float32(s_a * s_b) / s_y)
-
-Each operation is rounded and none is fused. Source: MLAS's MlasQLinearMulKernel for SSE2. Measured with onnxruntime
-1.31.1: 0 of 8.1 million products differ.
+y = rint(float32(float32(qa * qb) * r) + z_y) with r = float32(float32(s_a * s_b) / s_y), each operation rounded, none
+fused. Source: MLAS's MlasQLinearMulKernel for SSE2; onnxruntime 1.31.1, 0 of 8.1 million
+products.
 """
 
 from collections.abc import Mapping, Sequence

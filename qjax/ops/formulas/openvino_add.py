@@ -2,10 +2,10 @@
 
 With the ratios r_i = s_i / s_y and t = 13 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), of at most 15
 bits, and y = rint((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y, ties to even. For codes of 8 bits the sum stays
-below 2^24, so float32 represents every step, and neither a fused multiply-add nor another order changes the result. t
-is from 0 to 40.
+below 2^24. So float32 holds every step, a fused multiply-add gives the same number, and so does any order. t is from 0
+to 40.
 
-OpenVINO's CPU plugin adds in an order that depends on what surrounds the addition. qjax's files for it contain these
+OpenVINO's CPU plugin adds in an order that depends on what is around the addition. qjax's files for it state these
 steps (`export/emit/onnx/openvino`).
 """
 

@@ -4,11 +4,11 @@
 | --- | --- | --- | --- | --- |
 | `tflite_micro_matmul` | TFLite Micro | `double_round` | `int16x8` | s_0 s_1 / s_y in doubles |
 | `tflite_matmul` | LiteRT's own kernels | `double_round` | `int16x8` | float32(s_0 s_1) / s_y |
-| `xnnpack_matmul` | LiteRT's default | `float32` if z_1 is 0, else `double_round` | `int16x8` | the same |
+| `xnnpack_matmul` | LiteRT's default | `float32` where the zero point of x_1 is 0, else that | `int16x8` | the same |
 
-XNNPACK only takes such a product if its second operand is symmetric; LiteRT's own kernel computes the others. Source:
-GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro; 0 differ of 98 accumulators for which
-the form of the scale decides the code, and 0 of 540,000 others.
+XNNPACK takes such a product only where its second operand is symmetric; LiteRT's own kernel has the others. Source:
+GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro; 98 accumulators for which the form of
+the scale decides the code, and 540,000 others, 0 differ.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""PyTorch's averages of codes: five formulas, because the memory layout and the called function decide.
+"""PyTorch's averages of codes: five formulas, because the layout in memory and the function called decide.
 
 With S the sum of the centred codes of n elements and m = float32(1 / n), on the input's own grid:
 
@@ -10,14 +10,14 @@ With S the sum of the centred codes of n elements and m = float32(1 / n), on the
 | `torch_mean` | mean over the last axes | contiguous | rint(float32(float32(S + n z) / n)) |
 | `torch_qnnpack_average` | all of them, uint8 | any | rint(float32(S float32(s / float32(s n)))) + z |
 
-m' = float32(1 / float32(1 / m)) equals m up to the last bit. Channels (the last axis) after the last block of 8 have
+m' = float32(1 / float32(1 / m)) is m but for the last bit. Channels behind the last block of 8, the last axis, have
 rint(float32(float32(S m') + z)). PyTorch's quantized convolutions return channels last, so the first and the third are
 what most models run. `mean` of a tensor in channels last dequantizes every element and adds floats in an order of its
-own. This is no function of the sum, so there is no formula for it; let the model call adaptive_avg_pool2d.
+own: no function of the sum, so no formula here; let the model call adaptive_avg_pool2d.
 
-qnnpack always counts padding (it ignores count_include_pad). Sources: PyTorch's AveragePool2d.cpp,
-AdaptiveAveragePooling.cpp, ReduceOps.cpp and QuantizedOpKernels.cpp, QNNPACK's q8avgpool and q8gavgpool. Measured with
-torch 2.13.0 on sums next to ties: 0 mismatches of 100,000 or more for each.
+qnnpack counts padding always (it ignores count_include_pad). Sources: PyTorch's AveragePool2d.cpp,
+AdaptiveAveragePooling.cpp, ReduceOps.cpp and QuantizedOpKernels.cpp, QNNPACK's q8avgpool and q8gavgpool; torch 2.13.0,
+0 mismatches of 100,000 and more each, on sums next to ties.
 """
 
 from collections.abc import Mapping, Sequence

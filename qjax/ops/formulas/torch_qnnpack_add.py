@@ -2,11 +2,10 @@
 
 With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), the larger
 one in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y. Source: QNNPACK's
-pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel. Measured with torch 2.13.0: 0 of 3.5 million
-differ.
+pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel; torch 2.13.0, 0 of 3.5 million.
 
-For operands of different shapes PyTorch uses its own loops instead, see `torch_add`. A node whose shapes differ as far
-as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the actual shapes.
+PyTorch gives operands of different shapes to its own loops instead, see `torch_add`. A node whose shapes differ as far
+as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the shapes at hand.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """TOSA's average pool and addition, in terms of its RESCALE (apply_scale_32, single rounding).
 
-AVG_POOL2D (TOSA 1.0, section 2.3.2) multiplies the sum of centred codes by a reciprocal of the number of elements that
-are no padding, with k = 32 - clz(n - 1):
+AVG_POOL2D (TOSA 1.0, section 2.3.2) multiplies the sum of centred codes by a reciprocal of the count of elements that
+are no padding, k = 32 - clz(n - 1):
 
     y = apply_scale_32(sum, floor(((1 << 30) + 1) << k) / n), 30 + k) + z.
 

@@ -1,12 +1,11 @@
-"""XNNPACK's mean: in float32, with the zero points combined into one constant inside the rounding.
+"""XNNPACK's mean: float32, the zero points gathered in one constant inside the rounding.
 
     r = float32(float32(s_x / s_y) * float32(1 / n));  c = float32(z_y - float32(float32(n z_x) * r))
     y = rint(float32(float32(float32(sum q) * r) + c))
 
-The sum is that of the stored codes; product and sum are rounded separately on x86, which has no fused multiply-add in
-this kernel (`xnnpack_mean_arm` has). Int16 codes are not delegated: LiteRT computes them by `tflite_mean`. Source:
-reduce-nd.c and xnn_update_qs8_reduce_scalar_params. Measured with ai-edge-litert 2.3.0 on x86: 0 of 700,000 means
-differ.
+The sum is that of the codes as they are; product and sum are rounded apart on x86, which has no fused multiply-add in
+this kernel (`xnnpack_mean_arm` has). LiteRT keeps int16 codes for its own kernel, `tflite_mean`. Source: reduce-nd.c
+and xnn_update_qs8_reduce_scalar_params; ai-edge-litert 2.3.0 on x86, 0 of 700,000 means.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sums of products as values: `lax.dot_general` and convolutions. Weights are stored in the order of reading."""
+"""Sums of products as values: `lax.dot_general` and convolutions. Weights are stored as they are read."""
 
 from collections.abc import Sequence
 
@@ -73,7 +73,7 @@ def _side(
 
 
 def _divides(value: Value) -> bool:
-    """Whether an element takes a division of floats: codes of a scale that is found at run time."""
+    """Whether an element needs a division of floats: a code whose scale is computed at run time."""
     if isinstance(value, Computed):
         return value.function == "div" or any(_divides(operand) for operand in value.operands)
     return isinstance(value, View) and _divides(value.source)
