@@ -114,5 +114,5 @@ def test_other_scales_are_refused(spec, message):
 
 def test_tflite_refuses(tmp_path):
     graph = qjax.convert(quantized(SPECS["rows"], target="tflite_micro"), TOKENS)
-    with pytest.raises(Exception, match="whose rows have scales of their own"):
+    with pytest.raises(Exception, match="whose rows have different scales"):
         graph.emit("tflite", tmp_path / "model.tflite")

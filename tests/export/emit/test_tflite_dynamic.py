@@ -152,7 +152,9 @@ def test_refused_steps_and_targets() -> None:
     with pytest.raises(ValueError, match="was not measured for 'tflite_xnnpack_arm'"):
         to_bytes(graph.retarget("tflite_xnnpack_arm").ir)
     _, graph = converted("tflite_xnnpack", Dynamic(per="row", activations=ASYMMETRIC), "first")
-    with pytest.raises(ValueError, match="whose result becomes codes, which this runtime's QUANTIZE rounds otherwise"):
+    with pytest.raises(
+        ValueError, match="whose result becomes codes, which this runtime's QUANTIZE rounds differently"
+    ):
         to_bytes(graph.retarget("tflite_reference").ir)
     blocks = product("tflite_xnnpack", 4, 64, bits=4, group=32)
     with pytest.raises(qjax.ConversionError, match="weights in groups, whose arithmetic in LiteRT's own"):

@@ -1,10 +1,10 @@
-"""Elementwise arithmetic of integers in the narrowest type that holds them.
+"""Elementwise arithmetic of integers in the narrowest type that represents them.
 
-A kernel computes in int64 where its widest number needs it. ONNX Runtime is two to four times as fast in int32, and its
-maximum of int64 is wrong. So each traced integer has a range, and a carrier, which is the type of the tensor that holds
-it:
+A kernel computes in int64 if its widest number needs it. ONNX Runtime is two to four times as fast in int32, and its
+maximum of int64 is wrong. So each traced integer has a range, and a carrier, which is the type of the tensor that
+stores it:
 
-- int32 where the operands and the result fit;
+- int32 if the operands and the result fit;
 - float64, for long sums and after a rounding, while every number is below 2^53, in files for ONNX Runtime alone;
 - otherwise the dtype of the trace.
 
@@ -25,10 +25,10 @@ from qjax.export.emit.onnx.views import View, Views
 
 FLOATS = "float64"
 EXACT = 2**53
-"""float64 holds every integer up to it."""
+"""float64 represents every integer up to this one."""
 
 _FEW = 4096
-"""Up to so many elements the number of operators decides, not their speed."""
+"""Up to this many elements the number of operators decides, not their speed."""
 
 _IN_FLOATS = ("add", "sub", "mul", "square", "neg", "abs", "max", "min", "select_n", "eq", "ne", "lt", "le", "gt", "ge")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -48,7 +48,7 @@ class Carried(Views):
         return view if view.kind == view.dtype else dataclasses.replace(self.carried(view, view.dtype), held=None)
 
     def carried(self, view: View, kind: str) -> View:
-        """The view in another carrier, which holds its range."""
+        """The view in another carrier that fits its range."""
         if view.kind == kind:
             return view
         if view.value is not None:
@@ -69,7 +69,7 @@ class Carried(Views):
         return math.prod(n // self.free if self.free and n and n % self.free == 0 else n for n in view.stored) <= most
 
     def apply(self, write: Apply, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View:
-        """write(*names) of operands of one shape (or scalars), aligned to the order of the largest."""
+        """write(*names) on operands of one shape (or scalars), aligned to the axis order of the largest."""
         views = [dataclasses.replace(view, shape=shape) if not view.shape else view for view in x]
         order = self.common_order(views)
         aligned = [self.aligned(view, order) for view in views]
@@ -85,7 +85,7 @@ class Carried(Views):
     # ------------------------------------------------------------------ operations
 
     def in_range(self, name: str, params: Any, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View | None:
-        """An elementwise primitive, in the narrowest carrier; None where its range is not known."""
+        """An elementwise primitive, in the narrowest carrier; None if its range is not known."""
         if any(view.dtype not in bounds.INTEGERS for view in x):
             return None
         simple = self._simple(name, x, shape, dtype)
@@ -169,7 +169,7 @@ class Carried(Views):
         lift = max(0, -(x.range[0] >> bits))
         raised = (lift << bits) + x.range[0], (lift << bits) + x.range[1]
         if not bounds.fits(raised, dtype):
-            # as ONNX has no such shift, the function of any numbers
+            # ONNX has no such shift, so call the function for any numbers
             settled = self.settled(x)
             moved = ELEMENTWISE[name](self.builder, dtype, None, (settled.name, self.number(bits, dtype).name))
             return dataclasses.replace(settled, name=moved, shape=shape)
@@ -191,7 +191,7 @@ class Carried(Views):
         return self.builder.cast(moved, kind)
 
     def _by_tensor(self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range) -> View:
-        """Of numbers that are not negative."""
+        """A right shift by a tensor, for numbers that are not negative."""
         dtype = x.dtype
         kind = "int32" if all(bounds.fits(one, "int32") for one in (x.range, found)) and amount.range[1] < 32 else dtype
         direction = "LEFT" if name == "shift_left" else "RIGHT"
@@ -213,4 +213,4 @@ _UNCHANGED = {
     ("shift_left", 0),
     ("shift_right_arithmetic", 0),
 }
-"""A primitive and its second operand that give the first one."""
+"""Primitives and a second operand with which they return the first one."""
