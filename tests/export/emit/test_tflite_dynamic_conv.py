@@ -193,7 +193,7 @@ def test_what_litert_does_not_have_is_refused(target: str, layer: dict[str, Any]
     assert [node.op for node in graph.ir.nodes] == ["island"]
     assert np.array_equal(graph(x), qjax.exact(qmodel, x)(qmodel, x))
     # a depthwise convolution is no product in the graph, but sums of shifted codes
-    why = rf"one that LiteRT does not support under '{target}'|a float part with the step 'reduce_min'"
+    why = rf"one that LiteRT does not have under '{target}'|a float part with the step 'reduce_min'"
     with pytest.raises(ValueError, match=why):
         to_bytes(graph.ir)
 

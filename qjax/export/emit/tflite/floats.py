@@ -139,9 +139,7 @@ def _blocks(scale: np.ndarray, size: int) -> Scales:
 def island(writer: Writer, node: Node) -> Value:
     """DEQUANTIZE, float operators, QUANTIZE, if the part has them."""
     if any(name in _PRODUCTS for name, _, _ in node.attributes["program"]):
-        raise Unsupported(
-            f"a product in float, or one that LiteRT does not support under {writer.graph.target!r}", _ROWS
-        )
+        raise Unsupported(f"a product in float, or one that LiteRT does not have under {writer.graph.target!r}", _ROWS)
     why = next(uncertain(writer.graph, node), None)
     if why is not None:
         raise Unsupported(

@@ -1,7 +1,9 @@
-"""Float functions of one variable between two quantizers: tables of codes.
+"""Reads float functions of one variable between two quantizers, as tables of codes.
 
-Their codes are ONNX Runtime's own (`runtime_tables`). Where another target's bits are wanted, or floats are allowed,
-the table is that of the real function instead, correctly rounded, as a model that was trained with qjax has it.
+    DequantizeLinear, Sigmoid, Mul, QuantizeLinear    ->    one table of 256 codes
+
+Their codes are ONNX Runtime's own (`runtime_tables`). For another target, or if floats are allowed, the table is that
+of the real function instead, correctly rounded, as in a model that was trained with qjax.
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ def _leaky(node: OnnxNode) -> Steps:
 
 
 def slope(alpha: float) -> Steps:
-    """x where it is not negative, else alpha x."""
+    """x if it is not negative, else alpha x."""
     return [("mul", (0, _n(alpha))), ("ge", (0, _n(0))), ("select", (2, 1, 0))]
 
 
@@ -119,7 +121,7 @@ FORMS: dict[str, Callable[[OnnxNode], Steps]] = {
     "Reciprocal": lambda node: [("div", (_n(1), 0))],
     "ThresholdedRelu": _thresholded,
 }
-"""Operator -> the steps of an `Expression` of the value before it."""
+"""Operator -> a function from its node to the steps of an `Expression`."""
 
 
 @handles(*FORMS)
@@ -151,7 +153,7 @@ def _with_a_number(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float | None) -> Pending:
-    """The function of a value on a grid, or of one that is a function of such a value already."""
+    """The function of a value on a grid, or of one that is already a function of such a value."""
     numbers = {key: value for key, value in sorted(node.attributes.items()) if isinstance(value, (int, float, str))}
     own = Step(node.op, node.domain, tuple(numbers.items()), constant)
     if isinstance(x, Pending) and x.write is written and x.low is None and x.high is None and not x.moves:
@@ -176,7 +178,7 @@ def _behind(operand: Operand, count: int) -> Operand:
 
 
 def written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """The node, with ONNX Runtime's table where that is asked for."""
+    """Write the node, with ONNX Runtime's table if that is requested."""
     (source,) = value.inputs
     own = walk.draft.grid(source)
     expression = Expression(tuple(value.attributes["steps"]))
@@ -194,7 +196,7 @@ def written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str,
 def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
     if not runtime_tables.is_installed():
         raise Unsupported(
-            "ONNX Runtime computes it in floats, and only it knows the last bits: pip install onnxruntime; or "
+            "ONNX Runtime computes it in float, and only running it shows the last bits: pip install onnxruntime; or "
             "read(..., floats=True), which rounds the real function"
         )
     chain: tuple[Step, ...] = value.attributes["chain"]
@@ -208,8 +210,8 @@ def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
         raise Unsupported(str(error)) from None
     if found.codes is None:
         raise Unsupported(
-            "ONNX Runtime gives equal codes different results by their place in the tensor; read(..., floats=True) "
-            "rounds the real function"
+            "ONNX Runtime computes different results for equal codes, by their position in the tensor; read(..., "
+            "floats=True) rounds the real function"
         )
     if found.option is not None:
         walk.options[found.option] = "1"
@@ -217,9 +219,9 @@ def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
 
 
 def _kept(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
-    """The function under a name that no target looks up, where the runtime's codes are not the correctly rounded ones.
+    """The function under a name that no target looks up, if the runtime's codes are not the correctly rounded ones.
 
-    Of the named functions a target knows its own table; ONNX Runtime's is meant to be the correctly rounded one.
+    For named functions a target uses its own table, and that of ONNX Runtime counts as the correctly rounded one.
     """
     if expression.bare not in FUNCTIONS:
         return expression

@@ -1,4 +1,4 @@
-"""ConvTranspose, which ONNX Runtime computes in floats also on codes, and Softmax, which has a kernel of codes."""
+"""ConvTranspose, which ONNX Runtime computes in float even on codes, and Softmax, which has a kernel on codes."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ Inputs = list[Value | None]
 
 @handles("ConvTranspose")
 def _conv_transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
-    """A convolution of the input with zeros between its elements, by the kernel turned round."""
+    """Read it as a convolution of the input with zeros between its elements, by the reversed kernel."""
     if not 2 <= len(inputs) <= 3 or inputs[0] is None or inputs[1] is None:
         raise ReadError(f"{node.title}: expected two or three inputs.")
     x, w = walk.real(inputs[0]), inputs[1]
@@ -72,7 +72,7 @@ def _pads(
     window: list[int],
     extra: list[int],
 ) -> list[int]:
-    """Padding as the specification of ConvTranspose derives it from the size of the result, or as it is given."""
+    """Padding as the specification of ConvTranspose derives it from the size of the result, or as it is stated."""
     count = len(window)
     wanted, auto = node.ints("output_shape"), node.get("auto_pad", "NOTSET", str)
     if wanted is None and auto in ("NOTSET", "VALID"):

@@ -1,4 +1,4 @@
-"""Operators that join tensors along an axis, or take one apart."""
+"""Operators that concatenate tensors along an axis, or split one."""
 
 import numpy as np
 
@@ -17,11 +17,11 @@ _IDENTITY = Expression((("mul", (0, (1.0).hex())),))
 
 @reads("CONCATENATION")
 def concatenation(walk: Walk, operator: Operator) -> None:
-    """Codes side by side."""
+    """Concatenated codes."""
     if operator.inputs and all(walk.numbers_of(operator, i) is not None for i in range(len(operator.inputs))):
         parts = [np.atleast_1d(walk.numbers(operator, i)) for i in range(len(operator.inputs))]
         if any(part.ndim != 1 for part in parts):
-            raise Unsupported("it joins tables of whole numbers", NUMBERS)
+            raise Unsupported("it concatenates tables of whole numbers", NUMBERS)
         axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate(parts))
         return
@@ -32,14 +32,14 @@ def concatenation(walk: Walk, operator: Operator) -> None:
 
 @reads("PACK")
 def pack(walk: Walk, operator: Operator) -> None:
-    """Tensors along a new axis."""
+    """Tensors stacked along a new axis."""
     count = len(operator.inputs)
     if count != operator.options["count"] or not count:
         raise bad(operator, f"{operator.options['count']} values stated, {count} given")
     numbers = [walk.numbers_of(operator, i) for i in range(count)]
     if all(n is not None and n.size == 1 for n in numbers):
         if any(n is not None and n.ndim for n in numbers):
-            raise Unsupported("it joins tables of whole numbers", NUMBERS)
+            raise Unsupported("it concatenates tables of whole numbers", NUMBERS)
         axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate([np.reshape(n, (1,)) for n in numbers if n is not None]))
         return
@@ -53,7 +53,7 @@ def pack(walk: Walk, operator: Operator) -> None:
 
 
 def _part(walk: Walk, operator: Operator, place: int) -> Codes:
-    """Codes, or whole numbers where the result is whole numbers."""
+    """Codes, or whole numbers if the result is whole numbers."""
     return (walk.flowing if walk.output(operator).dtype == "int32" else walk.codes_of)(operator, place)
 
 
@@ -77,7 +77,7 @@ def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> 
 
 
 def _on_grid(walk: Walk, operator: Operator, part: Codes, name: str, grid: Quantization) -> Codes:
-    """The codes on the output's grid. Only the kernel of uint8 changes them, by a table that the runtime answers."""
+    """The codes on the output's grid. Only the kernel of uint8 changes them, by a table that the runtime computes."""
     q = part.quantization
     same = q.scale == grid.scale and q.zero_point == grid.zero_point
     if same or operator.name != "CONCATENATION" or (part.dtype, walk.output(operator).dtype) != ("uint8", "uint8"):
@@ -91,7 +91,7 @@ def _on_grid(walk: Walk, operator: Operator, part: Codes, name: str, grid: Quant
 
 @reads("UNPACK")
 def unpack(walk: Walk, operator: Operator) -> None:
-    """Every index of an axis as a tensor without it."""
+    """Every index of an axis as a tensor without that axis."""
     x = walk.codes_of(operator, 0)
     axis = axis_of(operator.options["axis"], len(x.shape), operator)
     if not len(operator.outputs) == operator.options["count"] == x.shape[axis]:

@@ -10,10 +10,10 @@ from qjax.support.errors import Unsupported
 
 @reads("GATHER", "EMBEDDING_LOOKUP")
 def rows(walk: Walk, operator: Operator) -> None:
-    """Rows of a constant table, by indices that flow."""
+    """Rows of a constant table, by indices that are data."""
     table, indices = (0, 1) if operator.name == "GATHER" else (1, 0)
     if operator.name == "GATHER" and operator.options["batch_dims"]:
-        raise Unsupported("it gathers rows of its own for every example", "Gather along one axis for all of them")
+        raise Unsupported("it gathers different rows for every example", "Gather along one axis for all of them")
     if operator.name == "GATHER" and walk.numbers_of(operator, 0) is not None:
         raise Unsupported("it gathers whole numbers", NUMBERS)
     held, index = walk.operand(operator, table), walk.operand(operator, indices)
@@ -30,7 +30,7 @@ def rows(walk: Walk, operator: Operator) -> None:
 
 
 def _taken(walk: Walk, operator: Operator, table: int, indices: int) -> None:
-    """Slices of a tensor that flows, or along another axis."""
+    """Slices of a computed tensor, or slices along another axis."""
     x, index = walk.flowing(operator, table), walk.operand(operator, indices)
     axis = axis_of(operator.options["axis"] if operator.name == "GATHER" else 0, len(x.shape), operator)
     count = x.shape[axis]

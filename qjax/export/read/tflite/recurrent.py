@@ -1,6 +1,6 @@
 """UNIDIRECTIONAL_SEQUENCE_LSTM of int8 with an int16 cell, step by step, and SVDF of int8.
 
-Their variables, such as the hidden state, are inputs of the graph, and outputs behind the call: `variables`.
+Their variables, such as the hidden state, become inputs and outputs of the graph: see `variables`.
 """
 
 import numpy as np
@@ -67,7 +67,7 @@ def _require_plain(walk: Walk, operator: Operator) -> None:
         if walk.has(operator, place):
             raise Unsupported(f"an LSTM with {what}", _PLAIN)
     if not walk.has(operator, 1):
-        raise Unsupported("an LSTM whose input gate is that of forgetting", _PLAIN)
+        raise Unsupported("an LSTM whose input and forget gates are coupled", _PLAIN)
     activation = operator.options["activation"]
     if not 0 <= activation < len(ACTIVATIONS) or ACTIVATIONS[activation] != "TANH":
         raise Unsupported("an LSTM whose activation is not TANH", _PLAIN)
@@ -88,7 +88,7 @@ def _cell_bits(c: Codes) -> int:
 
 
 def _require_hidden(walk: Walk, operator: Operator, grid: Quantization) -> None:
-    """LiteRT takes the hidden state's scale from the fifth of the tensors that it keeps for itself."""
+    """LiteRT takes the hidden state's scale from the fifth of the operator's intermediate tensors."""
     if len(operator.intermediates) < 5:
         return
     held = walk.model.tensors[operator.intermediates[4]]
@@ -105,12 +105,12 @@ def _clip(operator: Operator, c: Codes) -> int:
         return 0
     found = {int(min(kind(clip) / kind(c.quantization.scale), 32767)) for kind in (np.float32, np.float64)}
     if len(found) > 1:
-        raise Unsupported(f"a clip of {clip:.6g}, which the runtimes round apart", "Use another bound")
+        raise Unsupported(f"a clip of {clip:.6g}, which the runtimes round differently", "Use another bound")
     return found.pop()
 
 
 def _weights(walk: Walk, operator: Operator, x: Codes, units: int, gates: tuple[int, ...]) -> dict[str, str]:
-    """The constants of some gates, side by side, under names of their own."""
+    """The constants of some gates, side by side, under new names."""
     kernels = [_matrix(walk, operator, 1 + gate, (units, x.shape[2])) for gate in gates]
     recurrent = [_matrix(walk, operator, 5 + gate, (units, units)) for gate in gates]
     biases = [_bias(walk, operator, 12 + gate, units) for gate in gates]
@@ -168,7 +168,7 @@ def _function(operator: str, bits: int) -> Function:
 
 @reads("SVDF", ignores=("asymmetric",))
 def svdf(walk: Walk, operator: Operator) -> None:
-    """Features of the frame, which push the oldest ones out of the state, and the weighted sum of what is kept."""
+    """Features of the frame, which push the oldest ones out of the state, and the weighted sum of the state."""
     x, state = walk.codes_of(operator, 0), walk.codes_of(operator, 4)
     feature, time = walk.operand(operator, 1), walk.operand(operator, 2)
     rank = operator.options["rank"]
