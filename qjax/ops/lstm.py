@@ -79,7 +79,7 @@ class _Step(Op):
         method, held = given.target.lstm, given.constants
         if method is None:
             raise Unsupported(
-                f"under {given.target.name!r} an LSTM has a kernel of its own, which qjax does not reproduce",
+                f"an LSTM has a kernel of its own under {given.target.name!r}, which qjax does not reproduce",
                 "Use another target",
             )
         constants: dict[str, Any] = {role: held[role] for role in _KEPT}

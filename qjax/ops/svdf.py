@@ -66,7 +66,7 @@ class _Filter(Op):
         x, y, held, method = given.inputs[0], given.output, given.constants, given.target.svdf
         if method is None:
             raise Unsupported(
-                f"under {given.target.name!r} SVDF has a kernel of its own, which qjax does not reproduce",
+                f"SVDF has a kernel of its own under {given.target.name!r}, which qjax does not reproduce",
                 "Use another target",
             )
         scales = [np.float32(np.asarray(scale)) for scale in (x.scale, held["scale"], y.scale)]

@@ -126,7 +126,7 @@ def test_files_of_other_tools(dtype: str, block: int | None, names: tuple[str, .
         (again,) = litert(to_bytes(graph), MODES[name], [x], every=False).values()
         np.testing.assert_array_equal(again, found)
     for name in {"tflite_reference", "tflite_optimized_x86", "tflite_micro"} - {*names}:
-        with pytest.raises(ReadError, match=r"has a kernel of its own under .*, whose bits qjax does not have"):
+        with pytest.raises(ReadError, match=r"has a kernel of its own under .*, which qjax does not reproduce"):
             read(data, target=name)
 
 

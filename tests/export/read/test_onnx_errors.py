@@ -153,7 +153,7 @@ HOSTILE = {
     "negative dimension": (lambda m: initializer(m, "w_codes").dims.__setitem__(0, -1), "expected at most 32 sizes"),
     "text": (
         lambda m: setattr(initializer(m, "w_codes"), "data_type", TensorProto.STRING),
-        r"is of tensor\(string\), and ONNX takes",
+        r"is of tensor\(string\), but ONNX takes",
     ),
     "scale nan": (scale(np.nan), "finite and positive"),
     "scale zero": (scale(0), "finite and positive"),

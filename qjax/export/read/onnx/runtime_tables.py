@@ -34,7 +34,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A chain of functions between two grids (dtype, scale, zero point); on_codes: the last step's operator on codes."""
+    """A chain of functions between two grids (dtype, scale, zero point); on_codes: the last one's operator on codes."""
 
     steps: tuple[Step, ...]
     x: tuple[str, float, int]

@@ -171,7 +171,7 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
             found.append(f"{name!r}: {target.name!r} has no {mark}. {_known(mark)}")
         elif mark in unknown:
             found.append(
-                f"{name!r}: under {target.name!r} {mark} has a kernel of its own, which qjax does not reproduce. "
+                f"{name!r}: {mark} has a kernel of its own under {target.name!r}, which qjax does not reproduce. "
                 f"{_known(mark)}"
             )
     return found
@@ -209,7 +209,7 @@ def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], targ
 def targeted(
     graph: Graph, marks: Mapping[str, str], functions: Mapping[str, Function | Chain], target: targets.Target
 ) -> Graph:
-    """The graph under a target, with its marked nodes under the rules of their kernels, and functions with their tables.
+    """The graph under a target, its marked nodes under the rules of their kernels, functions with their tables.
 
     Raises:
       ReadError: the kernel of a function, or of a softmax, is not known.
