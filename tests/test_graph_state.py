@@ -203,7 +203,7 @@ def test_what_is_no_state_is_refused() -> None:
     model, graph = cached()
     state, floats = graph.state(batch=N), model.state()
     with pytest.raises(
-        TypeError, match=r"expected codes of dtype int8, got float32. graph.state\(values\) makes codes"
+        TypeError, match=r"expected codes of dtype int8, got float32. graph.state\(values\) quantizes floats"
     ):
         graph.step(floats, X[0])
     with pytest.raises(TypeError, match="keys a: attention missing"):

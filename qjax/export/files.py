@@ -70,7 +70,7 @@ def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueErro
       ValueError (or `error`): a path is a folder or a device.
       FileNotFoundError: a folder is missing. WriteError: it is not writable, or the disk is full.
     """
-    with _named(*contents):
+    with _name_paths(*contents):
         _write_all(contents, error)
 
 
@@ -91,15 +91,15 @@ def write_folder(folder: StrPath, contents: Mapping[str, bytes], endings: Sequen
             f"{folder}: expected a folder for {', '.join(sorted(contents))}, got {what}. Give a folder, such as "
             f"{(root if ending else f'{folder}_files')!r}; name=... is what the files in it are called."
         )
-    with _named(folder):
+    with _name_paths(folder):
         for part in sorted({os.path.dirname(file) for file in contents}):
             os.makedirs(os.path.join(folder, part), exist_ok=True)
-    with _named(folder):
+    with _name_paths(folder):
         _write_all({os.path.join(folder, file): data for file, data in contents.items()}, ValueError)
 
 
 @contextlib.contextmanager
-def _named(*paths: str) -> Generator[None]:
+def _name_paths(*paths: str) -> Generator[None]:
     """A context in which system errors that name a temporary file, or none, become errors that name the paths."""
     try:
         yield

@@ -184,7 +184,7 @@ class IntegerGraph:
         check_integers(self.ir, arrays)
         arrays = [jnp.asarray(x) for x in arrays]
         for name, x in zip(self.ir.inputs, arrays, strict=True):
-            if name in self._kept and str(x.dtype) != self.ir.tensors[name].dtype:
+            if name in self._state_inputs and str(x.dtype) != self.ir.tensors[name].dtype:
                 raise TypeError(
                     f"The state's array {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got "
                     f"{x.dtype}. graph.state(values) quantizes floats."
@@ -194,7 +194,7 @@ class IntegerGraph:
         return where.split(result)
 
     def _stepped(self, constants: Any, arrays: list[Any]) -> Any:
-        codes = quantize_inputs(self.ir, arrays, self._kept)
+        codes = quantize_inputs(self.ir, arrays, self._state_inputs)
         env = self.interpreter.tensors(constants, codes, [*self.ir.outputs, *input_checks.chosen_by(self.ir)])
         kept = {part.output for part in states.parts(self.ir)}
         leaves = [
@@ -202,10 +202,10 @@ class IntegerGraph:
             for position, name in enumerate(self.ir.outputs)
         ]
         counts = input_checks.input_faults(self.ir, arrays), input_checks.index_faults(self.ir, constants, env)
-        return result_of(self.ir, leaves), (*counts, input_checks.code_faults(self.ir, arrays, self._kept))
+        return result_of(self.ir, leaves), (*counts, input_checks.code_faults(self.ir, arrays, self._state_inputs))
 
     @functools.cached_property
-    def _kept(self) -> frozenset[str]:
+    def _state_inputs(self) -> frozenset[str]:
         """The inputs that remain codes in a step."""
         return frozenset(part.input for part in states.parts(self.ir) if part.input is not None)
 

@@ -50,7 +50,7 @@ def takes_subnormals_for_zero(name: str, dtypes: Sequence[Any]) -> bool:
 
 
 def without_subnormals(x: np.ndarray) -> np.ndarray:
-    """The floats, with zeros in the place of subnormal numbers."""
+    """The floats, with zeros instead of subnormal numbers."""
     small = np.abs(x) < LEAST[x.dtype.name]
     return np.where(small, np.copysign(x.dtype.type(0), x), x) if np.any(small) else x
 

@@ -190,7 +190,7 @@ def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def _measured(measure: Callable[..., Mapping[str, Any]], point: Point) -> Row:
+def _measure_point(measure: Callable[..., Mapping[str, Any]], point: Point) -> Row:
     """The row of a point. An exception becomes a row too, so that one failure does not end a long sweep."""
     start = time.perf_counter()
     try:
@@ -217,8 +217,8 @@ class _calls:
 
     def __enter__(self) -> Iterator[tuple[Point, Row]]:
         if self._pool is None:
-            return ((point, _measured(self._measure, point)) for point in self._points)
-        jobs = {self._pool.submit(_measured, self._measure, point): point for point in self._points}
+            return ((point, _measure_point(self._measure, point)) for point in self._points)
+        jobs = {self._pool.submit(_measure_point, self._measure, point): point for point in self._points}
         return ((jobs[job], job.result()) for job in as_completed(jobs))
 
     def __exit__(self, *error: object) -> None:

@@ -32,7 +32,7 @@ def like_inputs(*values: Any) -> ModuleType:
 
 @contextlib.contextmanager
 def wide(xp: ModuleType) -> Generator[None]:
-    """Allow 64-bit integers of `xp` for the duration of a block, whatever `jax_enable_x64` says.
+    """Allow 64-bit integers of `xp` for the duration of a block, whatever the value of `jax_enable_x64`.
 
     numpy warns when a *scalar* integer operation wraps (an array operation never does); the wraps in this
     package are intended, so the warning is off inside the block.

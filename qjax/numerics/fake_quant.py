@@ -103,8 +103,8 @@ def fake_quant_codes(
 
     For layers that multiply integers and scale afterwards. The convention: whoever uses c multiplies by
     `stop_gradient(scale)`, so the cotangent of c is `dL/dv * scale` with v = c * scale the quantized real.
-    The rule here divides the scale out again and gives x, scale and zero point the gradients of v, which are
-    those of `fake_quant`.
+    The rule here divides by the scale again, and x, scale and zero point get the gradients of v, which are those
+    of `fake_quant`.
 
     Args:
       x: a float tensor.

@@ -31,12 +31,12 @@ _LN2 = np.float32(math.log(2))
 def learned_scale(log2_scale: Any) -> jax.Array:
     """float32 `2^log2_scale`, to within one unit in the last place and exact at whole numbers.
 
-    The raw value is clipped to [-64, 64]; NaN counts as 0 and gives 1.0. The gradient is `scale * ln 2`,
+    The raw value is clipped to [-64, 64]; NaN counts as 0, so the scale is 1.0. The gradient is `scale * ln 2`,
     beyond the limits too, so that a raw value thrown out of them can come back; where it would not be finite
     it is 0.
 
     The raw value is first rounded to a multiple of 2^-24 (which moves the result by 2^-25.5 at most), its
-    fraction f gives the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
+    fraction f determines the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
 
     Args:
       log2_scale: the base-2 logarithm of the scale, a float array.

@@ -36,9 +36,9 @@ def requantize(
 ) -> jax.Array:
     """clamp(rounded(acc * effective_scale) + zero_point, qmin, qmax), the rounding being the rule's.
 
-    No step overflows but where the rule says so: products are 64 bits wide, the rounded value saturates to
+    No step overflows, unless the rule states it: products are 64 bits wide, the rounded value saturates to
     int32, and the zero point is added after clamping to [qmin - zero_point, qmax - zero_point], which is the
-    same number. A rule that adds the zero point inside its rounding, or that does not clamp, says so in its
+    same number. A rule that adds the zero point inside its rounding, or that does not clamp, states this in its
     docstring. Given constants, the computation holds integers only, also where the runtime's holds floats.
 
     Args:

@@ -1,4 +1,4 @@
-"""A node that a vendor's kernel computes in the place of several matched operations, its members.
+"""A node that a vendor's kernel computes instead of several matched operations, its members.
 
 The node's attributes contain all attributes of its members as JSON. Its constants contain those of the members, under
 `label/role`. The vendor registers the kernel under two names, the backend's and the pattern's. A file stores only these

@@ -214,7 +214,7 @@ class _Annotator(Scans):
         if len(places) > 1:
             places = [self.grid_to_share(eqn.inputs[i], stack) for i in op.data(eqn, constant) if not constant[i]]
         for place in places[1:]:
-            # Codes can be compared in the place of numbers only if both operands have the same quantization parameters.
+            # Codes can be compared instead of numbers only if both operands have the same quantization parameters.
             if place is not None and places[0] is not None:
                 self.merge(places[0], place)
         self.result.ops[eqn] = (op, "integer")
@@ -250,7 +250,7 @@ class _Annotator(Scans):
         self.put_on_grid(value, stack)
         if op.on_grid:
             self.result.ops[eqn] = (op, "grid")
-            self.set_outputs(eqn, self._joined(op, eqn, constant, value, stack))
+            self.set_outputs(eqn, self._join_grid(op, eqn, constant, value, stack))
             return
         self.result.ops[eqn] = (op, "start")
         name = self.unique(join(eqn.scope, op.label or op.name))
@@ -302,9 +302,11 @@ class _Annotator(Scans):
                 self.merge(first, other)
         self.result.ops[eqn] = (op, "grid")
         source = next(eqn.inputs[i] for i in data if not constant[i])
-        self.set_outputs(eqn, self._joined(op, eqn, constant, source, stack))
+        self.set_outputs(eqn, self._join_grid(op, eqn, constant, source, stack))
 
-    def _joined(self, op: Op, eqn: Equation, constant: Sequence[bool], source: Value, stack: tuple[int, ...]) -> Grid:
+    def _join_grid(
+        self, op: Op, eqn: Equation, constant: Sequence[bool], source: Value, stack: tuple[int, ...]
+    ) -> Grid:
         """The grid of a result that shares the quantizer of `source`.
 
         A result that may hold numbers outside of that quantizer's range is noted for the calibration.

@@ -59,7 +59,7 @@ class LayerUse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """A result that may hold numbers outside of its operand's range, see `tracing.joined`.
+    """A result that may contain numbers outside of its operand's range, see `tracing.joined`.
 
     place: its label names the result, its name the operand's quantizer. hidden: the ends of the range beyond which all
     readers ignore numbers. extremum: whether a maximum or minimum made it, whose infinities come from padding.

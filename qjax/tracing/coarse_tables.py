@@ -83,8 +83,8 @@ def _coarse(annotation: Annotation, eqn: Equation, qparams_of: Callable[[str], Q
 def said(lost: Mapping[Equation, Lost]) -> str:
     """The warning's text: what is wrong with such tables, and the cures."""
     found = dict.fromkeys(
-        f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
-        f"between {one.share:.0%} of its input's neighbouring codes"
+        f"{eqn.location or eqn.scope or 'the model'}: the function {_function_name(eqn)} changes by more than 16 of "
+        f"256 codes between {one.share:.0%} of its input's neighbouring codes"
         for eqn, one in lost.items()
     )
     several = len(found) > 1
@@ -101,6 +101,6 @@ def said(lost: Mapping[Equation, Lost]) -> str:
     )
 
 
-def _name(eqn: Equation) -> str:
+def _function_name(eqn: Equation) -> str:
     expression = Expression.from_json(eqn.params["expression"])
     return expression.bare or " ".join(dict.fromkeys(name for name, _ in expression.steps))

@@ -14,7 +14,7 @@ from qjax.tracing.program import Composite, Equation, Program, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computed(Composite):
-    """A group that is computed by a function in the place of its equations.
+    """A group that is computed by a function instead of its equations.
 
     function: arrays -> list of arrays.
     """
@@ -47,7 +47,7 @@ def composite(
 
 
 def replaced(program: Program, groups: Sequence[Equation]) -> Program:
-    """Put each composite in the place of its group's last equation, and remove the group's other equations.
+    """Replace the last equation of each group by its composite, and remove the group's other equations.
 
     An equation whose outputs are read outside of the group stays too. It is then computed twice, once in float.
     """

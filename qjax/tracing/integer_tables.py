@@ -95,7 +95,7 @@ def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
     found: dict[Value, str] = {}
     for eqn in program.equations:
         if eqn.primitive == NAME and (root := eqn.inputs[0]) not in found:
-            name = inputs.get(root) or _part(root, made, inputs)
+            name = inputs.get(root) or _name_slice(root, made, inputs)
             if name is None:
                 maker = made[root]
                 name = f"{maker.scope}/{maker.primitive}" if maker.scope else maker.primitive
@@ -105,7 +105,7 @@ def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
     return found
 
 
-def _part(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, str]) -> str | None:
+def _name_slice(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, str]) -> str | None:
     """The name of a slice of an input, such as "positions[0]"."""
     place = ""
     while (maker := made.get(root)) is not None and maker.primitive in ("slice", "squeeze"):

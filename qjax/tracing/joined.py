@@ -1,4 +1,4 @@
-"""Finds results that share their operand's quantizer although they may hold numbers outside of its range.
+"""Finds results that share their operand's quantizer although they may contain numbers outside of its range.
 
 An operation that moves or selects codes shares the quantizer of its operand. A constant that it inserts among them can
 lie outside of the range for which this quantizer was calibrated:
@@ -23,7 +23,7 @@ from qjax.tracing.rewrites.inline import inlined
 
 
 def may_leave_range(op: Op, eqn: Equation, constant: Sequence[bool], number: Callable[[Value], Any]) -> bool:
-    """Whether the result may hold numbers outside of the range of its operand.
+    """Whether the result may contain numbers outside of the range of its operand.
 
     number: returns the array of a value that is known, and None for any other.
     """

@@ -83,8 +83,8 @@ class _Encoder:
             found: Any = self._grids.get(_content_of(quantization))
             if found is None:
                 found = {
-                    "scale": self._stored(np.asarray(quantization.scale)),
-                    "zero_point": self._stored(np.asarray(quantization.zero_point)),
+                    "scale": self._store_array(np.asarray(quantization.scale)),
+                    "zero_point": self._store_array(np.asarray(quantization.zero_point)),
                     "qmin": quantization.qmin,
                     "qmax": quantization.qmax,
                     "axes": quantization.axes,
@@ -97,7 +97,7 @@ class _Encoder:
         if id(value) not in self._known_arrays:
             array = np.asarray(value)
             self._known_arrays[id(value)] = len(self.entries)
-            self.entries.append(self._shared(array) or {"array": self._stored(array)})
+            self.entries.append(self._shared(array) or {"array": self._store_array(array)})
         return self._known_arrays[id(value)]
 
     def _shared(self, array: Array) -> dict[str, Any] | None:
@@ -111,10 +111,10 @@ class _Encoder:
             for axis in range(array.ndim):
                 flags = changed.any(axis=tuple(other for other in range(array.ndim) if other != axis))
                 if np.array_equal(_negated(np.asarray(self.program.tensors[name].value), flags, axis), array):
-                    return {"tensor": name, "negated": [axis, self._stored(flags)]}
+                    return {"tensor": name, "negated": [axis, self._store_array(flags)]}
         return None
 
-    def _stored(self, array: Array) -> str:
+    def _store_array(self, array: Array) -> str:
         key = f"quantized:{self.own}"
         self.own += 1
         self.arrays[key] = array

@@ -27,17 +27,17 @@ def few_codes(graph: Graph, name: str, most: int) -> tuple[int, ...] | None:
         return None
     op = ops.get(node.op)
     if op.role is Role.GRID:
-        return _moved(graph, node, most)
+        return _codes_of_move(graph, node, most)
     if op.role is not Role.PRODUCER:
         return None
     low, high = tensor.quantization.qmin, tensor.quantization.qmax
     if high - low < most:
         # a producer clamps its result to the grid
         return tuple(range(low, high + 1))
-    return _looked_up(graph, node, most) if op.tabulates else None
+    return _codes_of_table(graph, node, most) if op.tabulates else None
 
 
-def _moved(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
+def _codes_of_move(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
     """The codes of a node that moves codes: those of its inputs, and of its padding."""
     quantization = graph.tensors[node.output].quantization
     assert quantization is not None
@@ -54,7 +54,7 @@ def _moved(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
     return tuple(sorted(found)) if len(found) <= most else None
 
 
-def _looked_up(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
+def _codes_of_table(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
     """The codes of a table."""
     if len(node.inputs) != 1:
         return None

@@ -78,7 +78,7 @@ def finish_of_codes(
     kept = [axis for _, axis in attributes["channels"]]
     sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
     sums = np.broadcast_to(weight_to_result(sums, attributes["channels"], attributes["rank"]), shape).reshape(-1)
-    moved = None if line is None else _moved(line, zero_point * sums)
+    moved = None if line is None else _shift_line(line, zero_point * sums)
     scaled = _scaled_of(facts, product, line)
     if scaled is not None:
         scaled = dataclasses.replace(scaled, bias=scaled.bias - zero_point * sums)
@@ -158,7 +158,7 @@ def _scaled_of(facts: "_Facts", product: Product, line: Line | None) -> Scaled |
     return found if spanned is not None and found.is_rule(*spanned) else None
 
 
-def _moved(line: Line, by: Integers) -> Line | None:
+def _shift_line(line: Line, by: Integers) -> Line | None:
     """The line for accumulators that are greater by a number per channel; None if it exceeds 62 bits."""
     more = line.factor.astype(object) * by.astype(object)
     product = line.product + int(max(abs(more), default=0))

@@ -76,7 +76,7 @@ class File:
         self._codes: dict[tuple[str, int], int] = {}
         # buffer 0 is empty by convention of the format
         self._buffers: list[Any] = [schema.BufferT()]
-        self._stored: dict[tuple[int, bytes], int] = {}
+        self._to_bytes_of_type: dict[tuple[int, bytes], int] = {}
         self._bytes = 0
 
     def tensor(
@@ -102,7 +102,7 @@ class File:
             held.zeroPoint = np.broadcast_to(np.asarray(scales.zero_point, np.int64), held.scale.shape).copy()
             held.quantizedDimension = scales.axis
         if data is not None:
-            tensor.buffer = self.buffer(_stored(data, dtype))
+            tensor.buffer = self.buffer(_to_bytes_of_type(data, dtype))
         self.tensors.append(tensor)
         self._facts.append(_Facts(dtype, len(tensor.shape), scales is not None and scales.per_channel))
         return len(self.tensors) - 1
@@ -119,11 +119,11 @@ class File:
     def buffer(self, data: memoryview | bytes) -> int:
         """The index of the buffer with these bytes."""
         key = (len(data), hashlib.sha256(data).digest())
-        if key not in self._stored:
+        if key not in self._to_bytes_of_type:
             self._bytes += len(data)
             self._buffers.append(_Buffer(self._schema, data))
-            self._stored[key] = len(self._buffers) - 1
-        return self._stored[key]
+            self._to_bytes_of_type[key] = len(self._buffers) - 1
+        return self._to_bytes_of_type[key]
 
     def rename(self, tensor: int, name: str) -> None:
         """Give a tensor another name."""
@@ -154,11 +154,11 @@ class File:
             for field, value in options.items():
                 if not hasattr(operator.builtinOptions, field):
                     raise ValueError(f"{name}: {known.options} has no field {field!r}.")
-                setattr(operator.builtinOptions, field, self._named(field, value))
+                setattr(operator.builtinOptions, field, self._enum_value(field, value))
         self.operators.append(operator)
         return len(self.operators) - 1
 
-    def _named(self, field: str, value: Any) -> Any:
+    def _enum_value(self, field: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if field.endswith(("DataType", "outputType")):
@@ -245,7 +245,7 @@ class _Buffer:
         return self._schema.BufferEnd(builder)
 
 
-def _stored(data: Any, dtype: str) -> memoryview | bytes:
+def _to_bytes_of_type(data: Any, dtype: str) -> memoryview | bytes:
     if dtype == "int4":
         return pack_int4(np.asarray(data))
     # the format is little-endian

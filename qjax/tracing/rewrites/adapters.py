@@ -219,10 +219,12 @@ def _within(program: Program, adapter: Adapter, dropped: bool) -> Program:
             )
             eqn = dataclasses.replace(base, inputs=tuple(new if v is old else v for v in base.inputs))
         equations.append(eqn)
-    return _renamed(dataclasses.replace(program, equations=tuple(equations)), adapter.join.outputs[0], adapter.whole)
+    return _replace_value(
+        dataclasses.replace(program, equations=tuple(equations)), adapter.join.outputs[0], adapter.whole
+    )
 
 
-def _renamed(program: Program, old: Value, new: Value) -> Program:
+def _replace_value(program: Program, old: Value, new: Value) -> Program:
     equations = [
         dataclasses.replace(eqn, inputs=tuple(new if v is old else v for v in eqn.inputs)) if old in eqn.inputs else eqn
         for eqn in program.equations

@@ -30,7 +30,7 @@ LONGEST = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """re + i im; None stands for zeros, and at most one is None."""
+    """re + i im; None means zeros, and at most one is None."""
 
     re: Any
     im: Any
@@ -67,7 +67,7 @@ class _Writer:
             self._write_body(eqn, eqn.body)
             return
         if plain or rule is None or not _has_rule(eqn):
-            self.equations.append(self._kept(eqn))
+            self.equations.append(self._keep_equation(eqn))
             return
         operands = [self._pair(value, eqn) for value in eqn.inputs]
         given = [part for pair in operands for part in (pair.re, pair.im) if part is not None]
@@ -137,7 +137,7 @@ class _Writer:
         self.equations += equations
         return [zeros if part is None else part for part in (pair.re, pair.im)]
 
-    def _kept(self, eqn: Equation) -> Equation:
+    def _keep_equation(self, eqn: Equation) -> Equation:
         """An equation without a rule: its complex operands are assembled inside it, so that an error names it."""
         inputs = tuple(self._wholes.get(value, value) for value in eqn.inputs)
         pairs = [self._pairs[value] for value in dict.fromkeys(inputs) if value in self._pairs]
@@ -290,7 +290,7 @@ def _waves(rows: int, columns: int, length: int) -> tuple[np.ndarray, np.ndarray
     return np.round(np.cos(angle), 15).astype(np.float32), np.round(np.sin(angle), 15).astype(np.float32)
 
 
-def _along(x: Any, matrix: np.ndarray, axis: int) -> Any:
+def _multiply_axis(x: Any, matrix: np.ndarray, axis: int) -> Any:
     """The product of an axis with a constant matrix; None if there is nothing to add."""
     if x is None or not matrix.any():
         return None
@@ -302,8 +302,8 @@ def _transformed(x: Pair, axis: int, length: int, columns: int, sign: int) -> Pa
     """sum over j of x_j exp(sign 2 pi i j k / length) along an axis, for k < columns."""
     cos, sin = _waves(_any(x).shape[axis], columns, length)
     sin = np.float32(sign) * sin
-    re = _minus(_along(x.re, cos, axis), _along(x.im, sin, axis))
-    return Pair(re, _plus(_along(x.re, sin, axis), _along(x.im, cos, axis)))
+    re = _minus(_multiply_axis(x.re, cos, axis), _multiply_axis(x.im, sin, axis))
+    return Pair(re, _plus(_multiply_axis(x.re, sin, axis), _multiply_axis(x.im, cos, axis)))
 
 
 def _scaled(x: Pair, count: int) -> Pair:
@@ -331,7 +331,7 @@ def _fourier(eqn: Equation, x: Pair) -> Pair:
     cos, sin = _waves(half, lengths[-1], lengths[-1])
     # every frequency counts twice, except the first, and the last of an even number
     twice = np.where((np.arange(half) * 2) % lengths[-1] == 0, 1, 2).astype(np.float32)[:, None]
-    real = _minus(_along(x.re, cos * twice, last), _along(x.im, sin * twice, last))
+    real = _minus(_multiply_axis(x.re, cos * twice, last), _multiply_axis(x.im, sin * twice, last))
     shape = (*_any(x).shape[:-1], lengths[-1])
     real = jnp.zeros(shape, _any(x).dtype) if real is None else real
     return _scaled(Pair(real, None), math.prod(lengths))

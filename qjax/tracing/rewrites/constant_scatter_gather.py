@@ -53,9 +53,9 @@ def place_constants(program: Program) -> Program:
             if all(start is not None for start in starts):
                 function, count = _update([int(np.asarray(start)) for start in starts]), 2
         elif eqn.primitive == "gather" and (indices := number(eqn.inputs[1])) is not None:
-            function = _taken(eqn, indices)
+            function = _flatten_gather(eqn, indices)
         elif eqn.primitive in _COMBINED and (indices := number(eqn.inputs[1])) is not None:
-            function, count = _written(eqn, indices, flow)
+            function, count = _write_scatter(eqn, indices, flow)
         if function is None:
             equations.append(eqn)
             continue
@@ -88,7 +88,7 @@ def _update(starts: Sequence[int]) -> Callable[..., Array]:
     return update
 
 
-def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[..., Array] | None, int]:
+def _write_scatter(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[..., Array] | None, int]:
     """A scatter as a function of its operand and, if the count is 2, of what it writes."""
     x, updates, n = eqn.inputs[0], eqn.inputs[-1], eqn.params["dimension_numbers"]
     mapped, window = tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)
@@ -124,7 +124,7 @@ def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[.
         return None, 1
     (counted,) = (i for i in range(len(updates.shape)) if i not in window)
     if eqn.primitive == "scatter-add":
-        return _summed(axis, counted, rows, alone=flow.number(x) == 0), 2
+        return _add_slices(axis, counted, rows, alone=flow.number(x) == 0), 2
     return _rows(axis, counted, rows), 2
 
 
@@ -152,7 +152,7 @@ def _rows(axis: int, counted: int, rows: np.ndarray) -> Callable[..., Array]:
     return write
 
 
-def _summed(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[..., Array]:
+def _add_slices(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[..., Array]:
     """Slices added at given rows (`jax.ops.segment_sum`), as a sum of as many slices per row as any row receives.
 
     Rows that receive fewer add a slice of zeros. alone: the slices are added to zero.
@@ -179,7 +179,7 @@ def _summed(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[
 # ---------------------------------------------------------------------------- reading
 
 
-def _taken(eqn: Equation, indices: np.ndarray) -> Callable[..., Array] | None:
+def _flatten_gather(eqn: Equation, indices: np.ndarray) -> Callable[..., Array] | None:
     """A gather of single elements along neighbouring axes, as a gather along those axes flattened."""
     x, n = eqn.inputs[0], eqn.params["dimension_numbers"]
     mapped, sizes = tuple(n.start_index_map), tuple(eqn.params["slice_sizes"])

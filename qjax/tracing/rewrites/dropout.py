@@ -48,8 +48,8 @@ class _Dropouts:
         else:
             return None
         keep = self._probability(mask)
-        x, factor = self._before(x, eqn.outputs[0], factor, keep)
-        output, factor = self._behind(eqn.outputs[0], factor, keep)
+        x, factor = self._skip_division_before(x, eqn.outputs[0], factor, keep)
+        output, factor = self._skip_division_after(eqn.outputs[0], factor, keep)
         if x.constant is not None or x.shape != output.shape or not x.is_float:
             return None
         equations = self.flow.between([output], [x, mask])
@@ -94,7 +94,7 @@ class _Dropouts:
                 return x, number if eqn.primitive == "mul" else 1.0 / number
         return None
 
-    def _before(self, x: Value, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
+    def _skip_division_before(self, x: Value, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
         """x before a division by the probability of keeping it, if nothing else reads the quotient."""
         eqn = self.flow.made.get(x)
         step = None if eqn is None or len(self.flow.readers[x]) > 1 or x in self.program.outputs else self._step(eqn)
@@ -102,7 +102,7 @@ class _Dropouts:
             return x, factor
         return step[0], factor * step[1]
 
-    def _behind(self, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
+    def _skip_division_after(self, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
         """The output after a division by that probability."""
         readers = self.flow.readers.get(output, [])
         step = self._step(readers[0]) if len(readers) == 1 and output not in self.program.outputs else None

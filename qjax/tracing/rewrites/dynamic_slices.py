@@ -52,7 +52,7 @@ def place_slices(program: Program) -> Program:
             function, inputs = _scatter(eqn, flow, number)
         elif eqn.primitive.startswith("dynamic") and any(number(v) is None for v in eqn.inputs if not v.shape):
             reads = eqn.primitive == "dynamic_slice"
-            function = _taken(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
+            function = _slice_function(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
         equations += [eqn] if function is None else lookups(inlined(function, inputs, eqn.outputs, eqn)[0])
     return dataclasses.replace(program, equations=tuple(equations))
 
@@ -62,7 +62,7 @@ def _partial(part: Sequence[int], whole: Sequence[int]) -> list[int]:
     return [axis for axis, (length, size) in enumerate(zip(part, whole, strict=True)) if length != size]
 
 
-def _taken(part: Sequence[int]) -> Callable[..., Array]:
+def _slice_function(part: Sequence[int]) -> Callable[..., Array]:
     """The slice of that shape, as a function of the array and of the slice's start along each axis."""
 
     def taken(x: Array, *starts: Array) -> Array:
@@ -120,7 +120,7 @@ def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[...,
         return [known[axis].reshape(()) if axis in known else np.int32(0) for axis in range(len(x))]
 
     def read(whole: Array, *places: Array) -> Array:
-        return _taken(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
+        return _slice_function(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
 
     def write(whole: Array, update: Array, *places: Array) -> Array:
         return _updated(part)(whole, update.reshape(part), *starts(places))

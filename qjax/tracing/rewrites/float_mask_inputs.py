@@ -67,13 +67,13 @@ def find_flags(program: Program) -> Program:
     # only inputs of the model, because the plan can check that these are 0 or 1
     masks = {eqn: eqn.inputs[0] for eqn in casts if _is_mask(flow, eqn.outputs[0])}
     masks |= {eqn: eqn.inputs[1] for eqn in rests if _from_one(flow, eqn, eqn.inputs[1])}
-    joined = {eqn for value in masks.values() if (eqn := _joined(flow, value)) is not None}
+    joined = {eqn for value in masks.values() if (eqn := _find_joint(flow, value)) is not None}
     equations: list[Equation] = []
     for eqn in program.equations:
         given = eqn in masks and _is_given(flow, masks[eqn])
         if eqn in joined:
             equations += _truth(eqn.inputs, _JOINED[eqn.primitive], eqn.outputs[0], eqn, marked=True)
-        elif eqn in casts and (given or (eqn in masks and _joined(flow, masks[eqn]) is not None)):
+        elif eqn in casts and (given or (eqn in masks and _find_joint(flow, masks[eqn]) is not None)):
             equations += _truth([masks[eqn]], lambda x: x, eqn.outputs[0], eqn, marked=given)
         elif eqn in rests and given:
             flag = Value(masks[eqn].shape, masks[eqn].dtype)
@@ -88,7 +88,7 @@ _JOINED = {"mul": jnp.logical_and, "min": jnp.logical_and, "max": jnp.logical_or
 """The logical operation that an operation on two masks amounts to."""
 
 
-def _joined(flow: Flow, value: Value) -> Equation | None:
+def _find_joint(flow: Flow, value: Value) -> Equation | None:
     """The equation that combines two masks, both inputs of the model, if a value is its result up to moves."""
     eqn = flow.behind(value).equation
     if eqn is None or eqn.primitive not in _JOINED or not all(_is_given(flow, v) for v in eqn.inputs):

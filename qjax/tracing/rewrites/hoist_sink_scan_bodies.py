@@ -35,7 +35,7 @@ _IN = _MOVES | {"select_n", "sub", "mul", "and", "or", "not", "neg"}
 
 def hoist_functions(program: Program) -> Program:
     """Move functions of integers that scans and remats receive in front of the scan or remat."""
-    return _each(program, _hoisted)
+    return _each(program, _hoist_equations)
 
 
 def sink_masks(program: Program) -> Program:
@@ -86,7 +86,7 @@ def _copy(value: Value) -> Value:
 # ---------------------------------------------------------------------------- out
 
 
-def _hoisted(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
+def _hoist_equations(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
     """The equations that move out of a body, and the equation without them."""
     body = hoist_functions(body)
     count = _constants(eqn)
@@ -157,15 +157,15 @@ def _sunk(flow: Flow, eqn: Equation, body: Program) -> Equation:
                     outputs=tuple(own[v] for v in made_of.outputs),
                 )
             )
-        body = _reading(body, inside, made)
+        body = _replace_value(body, inside, made)
     body = dataclasses.replace(body, equations=(*entered, *body.equations))
     eqn = _with_inputs(eqn, body, outer, inner)
     assert eqn.body is not None
     return dataclasses.replace(eqn, body=sink_masks(eqn.body))
 
 
-def _reading(body: Program, old: Value, new: Value) -> Program:
-    """A body that reads one value in the place of another."""
+def _replace_value(body: Program, old: Value, new: Value) -> Program:
+    """A body that reads another value instead of `old`."""
     equations = tuple(
         dataclasses.replace(eqn, inputs=tuple(new if v is old else v for v in eqn.inputs)) if old in eqn.inputs else eqn
         for eqn in body.equations

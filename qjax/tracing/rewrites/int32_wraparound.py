@@ -82,9 +82,9 @@ class _Wraps:
         known: dict[Value, bool] = {}
         for eqn in self.program.equations:
             if _narrows(eqn):
-                equations += _written(eqn, _narrowed(np.dtype(eqn.out_dtypes[0])))
+                equations += _write_in_int32(eqn, _narrowed(np.dtype(eqn.out_dtypes[0])))
             elif _unsigned(eqn) and self._is_free(eqn.outputs[0], known):
-                equations += _written(eqn, _RING.get(eqn.primitive, lambda x: x))
+                equations += _write_in_int32(eqn, _RING.get(eqn.primitive, lambda x: x))
             else:
                 equations.append(eqn)
         return dataclasses.replace(self.program, equations=tuple(equations))
@@ -141,7 +141,7 @@ def _narrowed(dtype: np.dtype[Any]) -> Callable[[Any], Any]:
     return narrowed
 
 
-def _written(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
+def _write_in_int32(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
     """The equation's function on int32, followed by a cast to the equation's dtype."""
     before, (whole,) = inlined(lambda *x: function(*_as_int32(x)), eqn.inputs, None, eqn)
     back, _ = inlined(lambda x: x.astype(eqn.out_dtypes[0]), [whole], eqn.outputs, eqn)

@@ -58,11 +58,11 @@ def find_integer_functions(program: Program) -> Program:
         return program
     slices = _slices(program)
     if not slices:
-        return _found(program)
+        return _find_chains(program)
     sliced, integers = _with_slices_of_integers(program, slices)
-    roots = {eqn.inputs[0] for eqn in _found(sliced).equations if eqn.primitive == NAME}
+    roots = {eqn.inputs[0] for eqn in _find_chains(sliced).equations if eqn.primitive == NAME}
     wanted = {value: moves for value, moves in slices.items() if integers[value] in roots}
-    return _found(_with_slices_of_integers(program, wanted)[0])
+    return _find_chains(_with_slices_of_integers(program, wanted)[0])
 
 
 def _slices(program: Program) -> dict[Value, list[Equation]]:
@@ -143,7 +143,7 @@ def _chains(flow: Flow) -> dict[Value, _Chain]:
     return chains
 
 
-def _found(program: Program) -> Program:
+def _find_chains(program: Program) -> Program:
     program = _before_joins(program)
     flow = Flow(program)
     chains = _chains(flow)

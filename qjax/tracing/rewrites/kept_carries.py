@@ -24,14 +24,14 @@ def keep_carries(program: Program) -> Program:
         if eqn.body is not None:
             body = keep_carries(eqn.body)
             eqn = dataclasses.replace(eqn, body=body)
-            eqn, same = (_kept if eqn.is_scan else _returned)(eqn, body)
+            eqn, same = (_drop_constant_carries if eqn.is_scan else _drop_returned_inputs)(eqn, body)
             renamed.update(same)
         equations.append(eqn)
     outputs = tuple(renamed.get(value, value) for value in program.outputs)
     return dataclasses.replace(program, equations=tuple(equations), outputs=outputs)
 
 
-def _kept(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+def _drop_constant_carries(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
     """The scan without such carries, and which of its outputs equal which input."""
     first, carried = int(eqn.params["num_consts"]), int(eqn.params["num_carry"])
     kept = [index for index in range(carried) if body.outputs[index] is body.inputs[first + index]]
@@ -54,7 +54,7 @@ def _kept(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
     return scan, {eqn.outputs[i]: eqn.inputs[first + i] for i in kept}
 
 
-def _returned(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+def _drop_returned_inputs(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
     """The remat without results that are inputs, and which of its outputs equal which input."""
     given = dict(zip(body.inputs, eqn.inputs, strict=True))
     left = [index for index, value in enumerate(body.outputs) if value not in given]

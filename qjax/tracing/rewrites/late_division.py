@@ -39,7 +39,7 @@ def divide_first(program: Program) -> Program:
     if not any(eqn.primitive == "exp" for eqn in program.equations):
         return program
     flow = Flow(program)
-    found = {eqn: new for eqn in program.equations if (new := _divided(flow, eqn)) is not None}
+    found = {eqn: new for eqn in program.equations if (new := _replace_division(flow, eqn)) is not None}
     if not found:
         return program
     equations = tuple(new for eqn in program.equations for new in found.get(eqn, (eqn,)))
@@ -47,7 +47,7 @@ def divide_first(program: Program) -> Program:
     return pruned(dataclasses.replace(program, equations=equations), set(behind))
 
 
-def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
+def _replace_division(flow: Flow, eqn: Equation) -> list[Equation] | None:
     """The replacement of a division, or of a product with a reciprocal."""
     if eqn.primitive not in ("div", "mul"):
         return None
@@ -70,7 +70,7 @@ def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
             if not flow.same(total.inputs[0], power.outputs[0]):
                 continue
             if _same_rows(power, total, moves, product, side, before, after):
-                return _rewritten(eqn, power, total, product, side, before, after)
+                return _divide_before_product(eqn, power, total, product, side, before, after)
     return None
 
 
@@ -110,18 +110,18 @@ def _same_rows(
     def compared() -> bool:
         summed = {int(axis) for axis in total.params["axes"]}
         rank = len(power.out_shapes[0])
-        own = _named(["s" if axis in summed else "e" for axis in range(rank)], power.out_shapes[0], splits)
-        divisor = _moved([axis for place, axis in enumerate(own) if place not in summed], moves)
-        operand = _moved(own, before)
+        own = _name_factors(["s" if axis in summed else "e" for axis in range(rank)], power.out_shapes[0], splits)
+        divisor = _move_axes([axis for place, axis in enumerate(own) if place not in summed], moves)
+        operand = _move_axes(own, before)
         contracting, batch = (tuple(part[side]) for part in product.params["dimension_numbers"])
         if any(part[0] != "s" for axis in contracting for part in operand[axis]):
             return False
         shape = product.in_shapes[1 - side]
-        other = _named(["v"] * len(shape), shape, splits)
+        other = _name_factors(["v"] * len(shape), shape, splits)
         taken, shared = (tuple(part[1 - side]) for part in product.params["dimension_numbers"])
         free = [axis for place, axis in enumerate(operand) if place not in (*contracting, *batch)]
         rest = [axis for place, axis in enumerate(other) if place not in (*taken, *shared)]
-        dividend = _moved([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
+        dividend = _move_axes([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
         return len(dividend) == len(divisor) and all(map(_fits, dividend, divisor))
 
     while True:
@@ -153,7 +153,7 @@ def _fits(dividend: Axis, divisor: Axis) -> bool:
     return all(a == b or (a[0] == "v" and b[0] == "" and a[2] == b[2]) for a, b in zip(dividend, divisor, strict=True))
 
 
-def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[Axis]:
+def _name_factors(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[Axis]:
     def parts(part: Part) -> Axis:
         if part not in splits:
             return (part,)
@@ -164,7 +164,7 @@ def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[A
     return [parts((name, (place,), size)) if size != 1 else () for place, (name, size) in axes]
 
 
-def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
+def _move_axes(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
     """The axes after some moves."""
     found = list(axes)
     for eqn in moves:
@@ -177,20 +177,20 @@ def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
                 new[place] = axis or new[place]
             found = new
         elif eqn.primitive == "slice":
-            found = [axis if a == b else _cut(axis, b) for axis, a, b in zip(found, before, shape, strict=True)]
+            found = [axis if a == b else _cut_axis(axis, b) for axis, a, b in zip(found, before, shape, strict=True)]
         elif eqn.primitive in _RESHAPES:
-            found = _grouped([part for axis in found for part in axis], shape)
+            found = _group_factors([part for axis in found for part in axis], shape)
     return found
 
 
-def _cut(axis: Axis, size: int) -> Axis:
+def _cut_axis(axis: Axis, size: int) -> Axis:
     """Some of the elements along an axis, possibly any of those that are summed."""
     if any(part[0] != "s" for part in axis):
         raise _Split(("", (), 1), 1)
     return (("s", (), size),) if size != 1 else ()
 
 
-def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
+def _group_factors(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
     """Factors in order, grouped into the axes of a shape."""
     axes: list[Axis] = []
     for size in shape:
@@ -205,7 +205,7 @@ def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
     return axes
 
 
-def _rewritten(
+def _divide_before_product(
     eqn: Equation,
     power: Equation,
     total: Equation,
@@ -221,17 +221,17 @@ def _rewritten(
 
     equations, (value,) = inlined(divide, [power.outputs[0], total.outputs[0]], None, eqn)
     for move in before:
-        equations.append(_again(move, (value,)))
+        equations.append(_repeat_equation(move, (value,)))
         value = equations[-1].outputs[0]
     inputs = (value, product.inputs[1]) if side == 0 else (product.inputs[0], value)
-    equations.append(_again(product, inputs))
+    equations.append(_repeat_equation(product, inputs))
     for move in after:
-        equations.append(_again(move, (equations[-1].outputs[0],)))
+        equations.append(_repeat_equation(move, (equations[-1].outputs[0],)))
     equations[-1] = dataclasses.replace(equations[-1], outputs=eqn.outputs)
     return equations
 
 
-def _again(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
+def _repeat_equation(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
     """The same equation on other inputs."""
     (output,) = eqn.outputs
     return dataclasses.replace(eqn, inputs=inputs, outputs=(Value(output.shape, output.dtype),), function=None)

@@ -105,7 +105,7 @@ def _difference(flow: Flow, eqn: Equation) -> _Sum | None:
     behind = flow.behind(other)
     log = _log(flow, behind, shape)
     if log is not None and flow.same(log.exponent.value, whole):
-        x, shift = _shifted(flow, log)
+        x, shift = _split_shift(flow, log)
         return _Sum(x, log, () if shift is None else (shift,))
     found = _sum(flow, behind, shape)
     return found if found is not None and flow.same(found.x, whole) else None
@@ -127,7 +127,7 @@ def _sum(flow: Flow, found: Found, shape: Sequence[int]) -> _Sum | None:
         log = _log(flow, flow.behind(first, found.axes), shape)
         if log is None:
             continue
-        x, shift = _shifted(flow, log)
+        x, shift = _split_shift(flow, log)
         if shift is not None and _same_shift(flow, shift, second):
             return _Sum(x, log, (shift, second))
     return None
@@ -142,7 +142,7 @@ def _same_shift(flow: Flow, a: Value, b: Value) -> bool:
     return all(order == sorted(order) for order in orders)
 
 
-def _shifted(flow: Flow, log: _Log) -> tuple[Value, Value | None]:
+def _split_shift(flow: Flow, log: _Log) -> tuple[Value, Value | None]:
     """The x and m of an exponent x - m, or the exponent and None."""
     eqn, value = log.exponent.equation, log.exponent.value
     if eqn is None or eqn.primitive != "sub":

@@ -43,7 +43,9 @@ def mask_logs(program: Program) -> Program:
         group, (result,) = inlined(_function(eqn.primitive, params), [x, *operands], None, eqn)
         new[eqn] = [composite(eqn.primitive, group, [x, *operands], [result], params)]
         last = [result, *(operands if eqn.primitive == "log_softmax" else ())]
-        new[eqn] += inlined(_chosen(params) if len(last) > 1 else lambda y: y + 0.0, last, [eqn.outputs[0]], eqn)[0]
+        new[eqn] += inlined(
+            _hide_elements(params) if len(last) > 1 else lambda y: y + 0.0, last, [eqn.outputs[0]], eqn
+        )[0]
     if not new:
         return program
     before = set(flow.between([eqn.inputs[0] for eqn in new], ()))
@@ -61,7 +63,7 @@ def _function(name: str, params: dict[str, Any]) -> Callable[..., jax.Array]:
     return function
 
 
-def _chosen(params: dict[str, Any]) -> Callable[..., jax.Array]:
+def _hide_elements(params: dict[str, Any]) -> Callable[..., jax.Array]:
     def function(y: jax.Array, *masks: jax.Array) -> jax.Array:
         return jnp.where(taking_part(params, masks, y.shape), y, jnp.full_like(y, 1e5 * HIDDEN))
 

@@ -42,7 +42,7 @@ def find_normalize(program: Program) -> Program:
     equations: list[Equation] = []
     for eqn in program.equations:
         if eqn in groups and groups[eqn][1]:
-            equations += _scaled(eqn, *groups[eqn])
+            equations += _multiply_by_factors(eqn, *groups[eqn])
         else:
             equations.append(eqn)
     members = set(flow.between([eqn.outputs[0] for eqn in groups], ()))
@@ -51,7 +51,7 @@ def find_normalize(program: Program) -> Program:
     return pruned(made, members)
 
 
-def _scaled(eqn: Equation, group: Equation, factors: Sequence[Value]) -> list[Equation]:
+def _multiply_by_factors(eqn: Equation, group: Equation, factors: Sequence[Value]) -> list[Equation]:
     """The normalised tensor, followed by the products with the root's factors."""
     steps, value = [group], group.outputs[0]
     for index, factor in enumerate(factors):
@@ -97,7 +97,9 @@ def _factored(flow: Flow, numerator: Value) -> list[tuple[Value, tuple[Value, ..
 def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tuple[Equation, tuple[Value, ...]] | None:
     statistic = statistic_of(flow, root.square, numerator.shape)
     if statistic is None:
-        found = (_grouped(flow, eqn, numerator, root, split) for split in splits(flow, root.square, numerator.shape))
+        found = (
+            _match_groups(flow, eqn, numerator, root, split) for split in splits(flow, root.square, numerator.shape)
+        )
         return next((group for group in found if group is not None), None)
     shape, part = numerator.shape, flow.plain(numerator)
     x, center = part.value, False
@@ -126,10 +128,10 @@ def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tup
         "groups": 1,
         "joined": root.joined,
     }
-    return _written(flow, eqn, x, root, params)
+    return _make_group(flow, eqn, x, root, params)
 
 
-def _grouped(
+def _match_groups(
     flow: Flow, eqn: Equation, numerator: Value, root: _Root, split: Split
 ) -> tuple[Equation, tuple[Value, ...]] | None:
     """A normalisation with statistics over groups of channels."""
@@ -167,7 +169,7 @@ def _grouped(
         "groups": shape[-2],
         "joined": root.joined,
     }
-    return _written(flow, eqn, x, root, params)
+    return _make_group(flow, eqn, x, root, params)
 
 
 def _is_split(flow: Flow, part: Value, x: Value) -> bool:
@@ -176,7 +178,7 @@ def _is_split(flow: Flow, part: Value, x: Value) -> bool:
     return eqn is not None and eqn.primitive == "reshape" and flow.same(eqn.inputs[0], x)
 
 
-def _written(
+def _make_group(
     flow: Flow, eqn: Equation, x: Value, root: _Root, params: dict[str, Any]
 ) -> tuple[Equation, tuple[Value, ...]] | None:
     """The group, and the factors by which its result still has to be multiplied."""

@@ -68,7 +68,7 @@ def open_calls(program: Program) -> Program:
         eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
         inner, inputs = None, eqn.inputs
         if eqn.primitive == "cond" and number(eqn.inputs[0]) is None:
-            opened = open_calls(Program(eqn.inputs, eqn.outputs, tuple(_chosen(eqn))))
+            opened = open_calls(Program(eqn.inputs, eqn.outputs, tuple(_select_branch(eqn))))
             equations += opened.equations
             renamed.update({a: b for a, b in zip(eqn.outputs, opened.outputs, strict=True) if a is not b})
             continue
@@ -96,7 +96,7 @@ def open_calls(program: Program) -> Program:
     return dataclasses.replace(program, outputs=outputs, equations=tuple(equations))
 
 
-def _chosen(eqn: Equation) -> list[Equation]:
+def _select_branch(eqn: Equation) -> list[Equation]:
     """A branch selected by data: every branch is computed, and one of the results is selected."""
     branches = [jaxpr_as_fun(branch) for branch in eqn.params["branches"]]
 

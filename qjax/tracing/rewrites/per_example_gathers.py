@@ -119,7 +119,7 @@ class _Gather:
         if not batching:
             return None
         if len(left) > 1:
-            return self._joined(left, batching, indexed, collapsed)
+            return self._flatten_indices(left, batching, indexed, collapsed)
         if not left:
             return None
         ((axis, part),) = left
@@ -145,7 +145,7 @@ class _Gather:
 
         return inlined(gathered, [self.eqn.inputs[0], part], self.eqn.outputs, self.eqn)[0]
 
-    def _joined(
+    def _flatten_indices(
         self, left: list[tuple[int, Value]], batching: list[int], indexed: list[int], collapsed: list[int]
     ) -> list[Equation] | None:
         """Each example takes elements by several indices, `x[rows, i, j]`: axes and indices are flattened to one."""

@@ -35,7 +35,7 @@ def write_searches(program: Program) -> Program:
     number = numbers(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        found = _found(eqn, [number(value) for value in eqn.inputs]) if eqn.primitive in _FORMS else None
+        found = _find_function(eqn, [number(value) for value in eqn.inputs]) if eqn.primitive in _FORMS else None
         if found is None:
             equations.append(eqn)
         else:
@@ -44,7 +44,7 @@ def write_searches(program: Program) -> Program:
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _found(eqn: Equation, known: Sequence[np.ndarray | None]) -> tuple[Function, Value] | None:
+def _find_function(eqn: Equation, known: Sequence[np.ndarray | None]) -> tuple[Function, Value] | None:
     """A function that equals the call, and the value that it searches for."""
     searched = [index for index, number in enumerate(known) if number is None]
     if len(searched) != 1 or len(eqn.outputs) != 1 or "jaxpr" not in eqn.params:

@@ -259,15 +259,15 @@ class _Masks:
         ordinary, mask = None, False
         if any(part.ordinary is not None for part in parts):
             operands = [self.spread(self.whole(p, v, eqn), v.shape, eqn) for p, v in zip(parts, data, strict=True)]
-            ordinary = self._again(eqn, (*operands, *rest), eqn.outputs[0].dtype)
+            ordinary = self._repeat_move(eqn, (*operands, *rest), eqn.outputs[0].dtype)
         if any(part.mask is not False for part in parts):
             masks = [self.spread(self.mask(p, v, eqn), v.shape, eqn) for p, v in zip(parts, data, strict=True)]
             # a cast between floats keeps the mask
             cast = eqn.primitive == "convert_element_type" or eqn.primitive in IDENTITIES
-            mask = masks[0] if cast else self._again(eqn, (*masks, *rest), np.dtype(bool))
+            mask = masks[0] if cast else self._repeat_move(eqn, (*masks, *rest), np.dtype(bool))
         return _Parts(ordinary, mask)
 
-    def _again(self, eqn: Equation, inputs: tuple[Value, ...], dtype: Any) -> Value:
+    def _repeat_move(self, eqn: Equation, inputs: tuple[Value, ...], dtype: Any) -> Value:
         """The same move applied to other tensors."""
         result = Value(eqn.out_shapes[0], dtype, fixed=all(v.fixed or v.constant is not None for v in inputs))
         self.made.setdefault(eqn, []).append(dataclasses.replace(eqn, inputs=inputs, outputs=(result,), function=None))

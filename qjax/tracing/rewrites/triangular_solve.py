@@ -40,7 +40,7 @@ def write_solves(program: Program) -> Program:
         if eqn.primitive != "triangular_solve" or all(eqn.fixed):
             equations.append(eqn)
         elif eqn.fixed[0]:
-            equations += _inverted(eqn, flow.behind(eqn.inputs[0]))
+            equations += _multiply_by_inverse(eqn, flow.behind(eqn.inputs[0]))
         elif eqn.in_shapes[0][-1] > LARGEST or not eqn.inputs[0].is_float:
             equations.append(eqn)
         else:
@@ -48,7 +48,7 @@ def write_solves(program: Program) -> Program:
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _inverted(eqn: Equation, found: Found) -> list[Equation]:
+def _multiply_by_inverse(eqn: Equation, found: Found) -> list[Equation]:
     """The product with the inverse of a parameter matrix; found: where the matrix comes from."""
     a, b = eqn.inputs
     left = bool(eqn.params["left_side"])

@@ -20,12 +20,12 @@ def drop_unread(program: Program) -> Program:
 
 
 def needed(program: Program) -> list[Equation]:
-    """The equations on which an output depends, in order, with those of bodies in the place of a scan or remat."""
-    return _behind(program, set(program.outputs))[0]
+    """The equations on which an output depends, in order, with those of bodies instead of a scan or remat."""
+    return _find_needed(program, set(program.outputs))[0]
 
 
 def _dropped(program: Program, outputs: set[Value]) -> Program:
-    wanted = _behind(program, outputs, bodies=False)[1]
+    wanted = _find_needed(program, outputs, bodies=False)[1]
     equations: list[Equation] = []
     gone: set[Value] = set()
     for eqn in program.equations:
@@ -55,7 +55,7 @@ def _without(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
     carries = [value if value in inner else start for value, start in zip(body.outputs, starts, strict=False)]
     pairs = zip(body.outputs[carried:], eqn.outputs[carried:], strict=True)
     stacked = [(value, outer) for value, outer in pairs if value in inner]
-    equations, _ = _behind(body, inner, bodies=False)
+    equations, _ = _find_needed(body, inner, bodies=False)
     body = dataclasses.replace(body, equations=tuple(equations), outputs=(*carries, *(value for value, _ in stacked)))
     outputs = (*eqn.outputs[:carried], *(outer for _, outer in stacked))
     return dataclasses.replace(eqn, outputs=outputs, body=_dropped(body, inner))
@@ -67,7 +67,7 @@ def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[
     carries = body.inputs[first : first + eqn.params.get("num_carry", 0)]
     inner = {value for value, outer in zip(body.outputs, eqn.outputs, strict=True) if outer in wanted}
     while True:
-        equations, read = _behind(body, inner)
+        equations, read = _find_needed(body, inner)
         # an iteration reads parts of its carry, so the iteration before must compute them
         more = inner | {after for after, start in zip(body.outputs, carries, strict=False) if start in read}
         if more == inner:
@@ -75,7 +75,7 @@ def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[
         inner = more
 
 
-def _behind(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
+def _find_needed(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
     """The equations that compute some values, and all values that they read. bodies: open scans into equations."""
     wanted, found = set(wanted), list[Equation]()
     for eqn in reversed(program.equations):

@@ -26,7 +26,7 @@ def read_whole(program: Program) -> Program:
     equations: list[Equation] = []
     for eqn in program.equations:
         axis = _axis(eqn, number) if eqn.primitive == "gather" else None
-        equations += [eqn] if axis is None else inlined(_moved(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
+        equations += [eqn] if axis is None else inlined(_move_axes(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
     return dataclasses.replace(program, equations=tuple(read(equations, program.outputs)))
 
 
@@ -48,7 +48,7 @@ def _axis(eqn: Equation, number: Callable[[Value], np.ndarray | None]) -> int | 
     return axis if all(same) else None
 
 
-def _moved(eqn: Equation, axis: int) -> Callable[[Any], Any]:
+def _move_axes(eqn: Equation, axis: int) -> Callable[[Any], Any]:
     n, shape = eqn.params["dimension_numbers"], eqn.out_shapes[0]
     offset = tuple(n.offset_dims)
     # the axes of the indices, then those of the slices

@@ -167,7 +167,7 @@ HOSTILE = {
         "'nowhere', which is no input, no initializer",
     ),
     "name twice": (lambda m: node(m, "d").output.__setitem__(0, "c"), "computes 'c', which exists already"),
-    "initializer twice": (lambda m: m.graph.initializer.append(initializer(m, "b")), "a name of its own"),
+    "initializer twice": (lambda m: m.graph.initializer.append(initializer(m, "b")), "expected a unique name"),
     "input twice": (lambda m: m.graph.input.append(m.graph.input[0]), "listed twice"),
     "no output": (lambda m: m.graph.ClearField("output"), "no outputs"),
     "no graph": (lambda m: m.ClearField("graph"), "without a graph"),

@@ -87,7 +87,7 @@ def _tried(blocks: Sequence[Block], bound: int) -> Iterator[dict[str, int]]:
     for first in (0, 1):
         yield _from_both_ends(in_time, bound, first)
     for order in _orders(blocks):
-        yield _placed(order)
+        yield _place_blocks(order)
 
 
 def _from_both_ends(order: Sequence[Block], bound: int, first: int) -> dict[str, int]:
@@ -119,7 +119,7 @@ def _orders(blocks: Sequence[Block]) -> "itertools.chain[Sequence[Block]]":
     return itertools.chain(known, every)
 
 
-def _placed(order: Sequence[Block]) -> dict[str, int]:
+def _place_blocks(order: Sequence[Block]) -> dict[str, int]:
     """Each block in the smallest gap between blocks that were placed before, or after all of them."""
     offsets: dict[str, int] = {}
     done: list[Block] = []

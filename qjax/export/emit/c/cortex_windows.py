@@ -107,11 +107,11 @@ class _Nest(Tiles):
         # functions read whole vectors, and so beyond the end of the last row
         kernel = self._kernel(np.pad(rows.reshape(-1), (0, -size % _VECTOR)))
         start, chunk = self._start(padded), self._chunk(padded, _QUAD)
-        filled = self.each_position(own, lambda outer: self._filled(outer, own))
+        filled = self.each_position(own, lambda outer: self._fill_patch(outer, own))
         call = f"qjax_sums{own}_{self.suffix}(patch, {kernel} + c0 * {size}, {size}, {start} + c0, {chunk}, acc);"
         body = [call]
         for p in range(own):
-            body += self._written(f"acc + {p * chunk}" if p else "acc", f"(first + {p})" if p else "first", chunk)
+            body += self._write_codes(f"acc + {p * chunk}" if p else "acc", f"(first + {p})" if p else "first", chunk)
         arrays = [f"int32_t patch[QJAX_PATCH({own}, {size})];", f"int32_t acc[{own * chunk}];"]
         self.layer.local(_patch_bytes(own, size) + 4 * own * chunk + (0 if self._in_fours else size + _VECTOR))
         if size % _VECTOR:
@@ -122,7 +122,7 @@ class _Nest(Tiles):
     def _in_fours(self) -> bool:
         return self.per_group % _QUAD == 0
 
-    def _filled(self, outer: list[Index], own: int) -> list[str]:
+    def _fill_patch(self, outer: list[Index], own: int) -> list[str]:
         """The lines that fill the patch with the codes of the position `p`."""
         size = self.count
         fill = f"qjax_fill_{self.suffix}"
@@ -169,7 +169,7 @@ class _Nest(Tiles):
             return [head, *(f"    {x}" for x in within), "} else {", *(f"    {x}" for x in any_place), "}"]
 
         given = f"rows, {taps}, c0, {kernel} + c0, {self.features}, {start} + c0, {chunk}, acc"
-        body = [f"qjax_channels_{self.suffix}({given});", *self._written("acc", "first", chunk)]
+        body = [f"qjax_channels_{self.suffix}({given});", *self._write_codes("acc", "first", chunk)]
         chunks = self._chunks(self.features, chunk, body)
         arrays = [f"const {self.kind} *rows[{taps}];", f"int32_t acc[{chunk}];"]
         self._done([*arrays, *self.tiled(1, [*self.each_position(1, point), *chunks])])
@@ -198,7 +198,7 @@ class _Nest(Tiles):
         first = f"const int32_t c0 = {self.least('chunk', count, chunk, features - chunk) if count > 1 else 0};"
         return nested([loop_head("chunk", count)] if count > 1 else ["{"], [first, *body])
 
-    def _written(self, sums: str, place: str, chunk: int) -> list[str]:
+    def _write_codes(self, sums: str, place: str, chunk: int) -> list[str]:
         """The lines that compute codes from the sums of a position and write them to memory."""
         count = min(chunk, self.features)
         out = (

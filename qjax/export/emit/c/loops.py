@@ -193,7 +193,7 @@ class Layer(Body):
         if not printer.lines and len(text) <= _INLINE and not any(n.function == "select" for n in _all(whole)):
             arguments = {name: self.leaf(block, *leaves[name], conditional) for name in used}
             inlined = Printer(self.source.helpers)
-            return inlined.program(_renamed(whole, arguments), locals_=False), interval
+            return inlined.program(_rename_parameters(whole, arguments), locals_=False), interval
         self.source.helpers |= printer.helpers
         arguments = [stripped(self.leaf(block, *leaves[name], conditional)) for name in used]
         parameters = ", ".join(f"{TYPES[leaves[name][0].dtype]} {name}" for name in used) or "void"
@@ -318,10 +318,10 @@ def _parameters(root: Scalar) -> list[str]:
     return [node.name for node in _all(root) if node.function == "param"]
 
 
-def _renamed(root: Scalar, names: dict[str, str]) -> Scalar:
+def _rename_parameters(root: Scalar, names: dict[str, str]) -> Scalar:
     """The expression with other texts for its parameters."""
     if root.function == "param":
         text = names[root.name]
         simple = text.isalnum() or text.isidentifier() or text.endswith(("]", ")"))
         return dataclasses.replace(root, name=text if simple else f"({text})")
-    return dataclasses.replace(root, args=tuple(_renamed(arg, names) for arg in root.args))
+    return dataclasses.replace(root, args=tuple(_rename_parameters(arg, names) for arg in root.args))

@@ -139,7 +139,7 @@ class _Nest(Tiles):
         arrays = [f"uint64_t bits[{many * self.words}];", f"int32_t ones[{many}];"]
         if self._leaves():
             arrays.append(f"int32_t outside[{math.prod(self.taps)}];")
-        filled = self.each_position(1, self._filled)
+        filled = self.each_position(1, self._fill_bits)
         line = self.rows.shape[1] if _gathered(self.per_group) else 0
         outside = math.prod(self.taps) if self._leaves() else 0
         self.layer.local(8 * many * self.words + 4 * (self.each * (planes + 1) + many + outside) + line)
@@ -177,7 +177,7 @@ class _Nest(Tiles):
         ends = (tuple(Index({}, k * (size - 1)) for size in self.taps) for k in (0, 1))
         return self.lacking != 0 and any(inside(self.window, outer, end)[0] for end in ends)
 
-    def _filled(self, outer: list[Index]) -> list[str]:
+    def _fill_bits(self, outer: list[Index]) -> list[str]:
         """Writes `bits` and `ones` of a position; `outside`: the taps that lie outside of the input."""
         lines: list[str] = []
         heads, tap = self.tap_loops()

@@ -58,9 +58,7 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
       GraphError: the graph is not finished.
     """
     if type(batch) is not int or batch < 1:
-        raise ValueError(
-            f"C: expected a batch size that is a whole number of at least 1, such as batch=1, got {batch!r}."
-        )
+        raise ValueError(f"C: expected a batch of at least 1, a whole number such as batch=1, got {batch!r}.")
     check_islands(check_computed(graph), "C")
     graph = products_in_steps(graph)
     builder = _Builder(graph, batch, source, prefix)
@@ -239,7 +237,7 @@ class _Body:
                 ]
                 continue
             assert lowered.alias is not None
-            moved = self._moved(nodes, lowered, inputs[lowered.alias])
+            moved = self._move_access(nodes, lowered, inputs[lowered.alias])
             if moved is None:
                 return False
             local.append(moved)
@@ -279,7 +277,7 @@ class _Body:
             self.writes[position] = Access(name, 0, builder.elements(name))
         return True
 
-    def _moved(self, nodes: Sequence[Node], lowered: Lowered, access: Access) -> Access | None:
+    def _move_access(self, nodes: Sequence[Node], lowered: Lowered, access: Access) -> Access | None:
         """A piece of an input, which moves with every iteration if attributes require it."""
         if not varies(nodes):
             return access.moved(lowered.offset)
@@ -345,7 +343,7 @@ class _Body:
                 continue
             _, lowered = builder.lowered(node, builder.apart())
             assert lowered.alias is not None
-            moved = self._moved(nodes, lowered, inputs[lowered.alias])
+            moved = self._move_access(nodes, lowered, inputs[lowered.alias])
             assert moved is not None
             local.append(moved)
         for key in self.copied:

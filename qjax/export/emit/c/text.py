@@ -83,12 +83,12 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     array = np.asarray(values)
     dtype = array.dtype.name
     items = [literal(v, dtype) for v in array.reshape(-1).tolist()]
-    body = _filled(items, WIDTH - 4)
+    body = _fill_lines(items, WIDTH - 4)
     head = f"{'static ' if static else ''}const {STORED[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]
 
 
-def _filled(items: list[str], width: int) -> list[str]:
+def _fill_lines(items: list[str], width: int) -> list[str]:
     """The items separated by commas, as many per line as fit; textwrap takes minutes for millions."""
     lines, first, used = list[str](), 0, 0
     for index, item in enumerate(items):

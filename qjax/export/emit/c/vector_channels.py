@@ -97,7 +97,7 @@ class _Nest(Tiles):
                 [loop_head("t", steps)],
                 [f"sums = {kind}_rows_{self.suffix}(sums, {rows}, w + t * {length});"],
             ),
-            *self._written(place),
+            *self._write_codes(place),
         ]
         return nested([loop_head("block", len(self.starts))], body)
 
@@ -121,7 +121,7 @@ class _Nest(Tiles):
 
     # ------------------------------------------------------------------ results
 
-    def _written(self, place: Index) -> list[str]:
+    def _write_codes(self, place: Index) -> list[str]:
         """The lines that compute codes from the sums and write them to memory."""
         out = f"{self.target.name} + {place * self.features} + start" if place.terms else f"{self.target.name} + start"
         if self.codes is None:

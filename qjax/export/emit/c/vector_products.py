@@ -192,7 +192,7 @@ class _Nest:
         if down == 1:
             sums = nested([loop_head("k", self.depth)], [f"total += from[j * {across} + k];"])
             less = f" - {128 * self.depth}" if self.flips else ""
-            one = [*self._copied(across), "int32_t total = 0;", *sums, f"totals[j] = total{less};"]
+            one = [*self._copy_codes(across), "int32_t total = 0;", *sums, f"totals[j] = total{less};"]
             lines += nested([loop_head("j", width)], one)
         else:
             code = f"from[k * {down} + j * {across}]"
@@ -208,7 +208,7 @@ class _Nest:
         facts = [f"start[j] = {sign} * totals[j];", f"features[j] = {constant} + {-self.rows.zero_point} * totals[j];"]
         return lines + nested([loop_head("j", FEATURES)], facts)
 
-    def _copied(self, across: int) -> list[str]:
+    def _copy_codes(self, across: int) -> list[str]:
         """The codes of feature j, four at a time."""
         rest = self.depth - self.depth % _QUAD
         four = f"w + k * {FEATURES} + j * 4"
@@ -248,7 +248,7 @@ class _Nest:
         steps = [f"sums{p} = sums16_add_{suffix}(sums{p}, x{p} + k, w + k * {FEATURES});" for p in range(own)]
         body += nested([f"for (int32_t k = 0; k < {self.padded}; k += {_QUAD}) {{"], steps)
         for p in range(own):
-            body += self._written(p)
+            body += self._write_codes(p)
         return nested([loop_head("tile", turns)] if turns > 1 else ["{"], body)
 
     @property
@@ -299,7 +299,7 @@ class _Nest:
             ]
         return nested([loop_head("p", own)], lines)
 
-    def _written(self, p: int) -> list[str]:
+    def _write_codes(self, p: int) -> list[str]:
         number = f"numbers16_plus(sums16_numbers(sums{p}), features, {f'apart[{p}]' if self.zero_point else '0'})"
 
         def vector(role: str, values: np.ndarray) -> str:

@@ -139,7 +139,7 @@ class _Nest(Tiles):
             *(nested([loop_head("t", taps)], one_tap) if taps > 1 else one_tap),
         ]
         for total, p, b in sums:
-            body += self._written(total, _plus("first", p), _plus("block", b))
+            body += self._write_codes(total, _plus("first", p), _plus("block", b))
         turns = -(-self.blocks // together)
         counter = "block" if together == 1 and not grouped else "turn"
         if counter == "turn":
@@ -204,7 +204,7 @@ class _Nest(Tiles):
         self.layer.local(own * taps * _POINTER)
         return [f"{kind}rows[{own * taps}];", *self.each_position(own, point)]
 
-    def _written(self, sums: str, place: str, block: str) -> list[str]:
+    def _write_codes(self, sums: str, place: str, block: str) -> list[str]:
         """The lines that compute codes from the sums. place: the position. block: of features."""
         first = self._first(block)
         out = f"{self.target.name} + {first}"

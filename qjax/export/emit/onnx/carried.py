@@ -97,10 +97,10 @@ class Carried(Views):
         if found[0] == found[1]:
             return self.number(found[0], dtype, shape)
         if name in ("shift_left", "shift_right_arithmetic"):
-            return self._shifted(name, x[0], x[1], shape, found)
+            return self._write_shift(name, x[0], x[1], shape, found)
         if x[-1].dtype == "bool":
             return None
-        result = self._written(name, params, list(x), shape, dtype, found)
+        result = self._write_primitive(name, params, list(x), shape, dtype, found)
         return dataclasses.replace(result, low=found[0], high=found[1])
 
     def _simple(self, name: str, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View | None:
@@ -131,7 +131,7 @@ class Carried(Views):
                 return other
         return None
 
-    def _written(
+    def _write_primitive(
         self, name: str, params: Any, x: list[View], shape: tuple[int, ...], dtype: str, found: bounds.Range
     ) -> View:
         numbers = x[1:] if name == "select_n" else x
@@ -149,7 +149,9 @@ class Carried(Views):
 
     # ------------------------------------------------------------------ shifts
 
-    def _shifted(self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range) -> View | None:
+    def _write_shift(
+        self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range
+    ) -> View | None:
         result = None
         if amount.value is not None:
             result = self._by_number(name, x, int(amount.value), shape, found)
@@ -162,7 +164,7 @@ class Carried(Views):
         if name == "shift_left":
             if not bounds.fits((one, one), dtype):
                 return None
-            return self._written("mul", None, [x, self.number(one, dtype)], shape, dtype, found)
+            return self._write_primitive("mul", None, [x, self.number(one, dtype)], shape, dtype, found)
         if x.kind == FLOATS:
             scaled = self.builder.op("Mul", x.name, self.builder.constant(np.float64(1 / one)))
             return dataclasses.replace(x, name=self.builder.op("Floor", scaled), shape=shape)

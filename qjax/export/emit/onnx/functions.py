@@ -49,11 +49,11 @@ def table(w: CodesWriter, node: Node) -> bool:
     held = np.asarray(w.graph.constant(node, "table")).astype(np.int64)
     view = w.value(node.inputs[0])
     if steps is None or not np.array_equal(np.clip(steps + np.asarray(y.zero_point).reshape(()), y.qmin, y.qmax), held):
-        return _looked_up(w, node, view, held)
+        return _look_up_unsigned(w, node, view, held)
     return w.write(node, view.axes, name, [w.operand(node.inputs[0], view)], None, None, **attributes)
 
 
-def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
+def _look_up_unsigned(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
     """Write a table that is indexed by codes that exist as uint8."""
     codes = w.unsigned_of(view.name)
     dims = w.dims(view.stored)

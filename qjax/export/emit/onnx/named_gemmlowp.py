@@ -56,7 +56,7 @@ def reciprocal(t: Carried, call: Named, operands: Sequence[View]) -> list[View] 
     right = b.op("Sub", b.constant(np.int32(SUM_BITS + 31 - bits - 1)), count)
     found = dataclasses.replace(total, name=right, dtype="int32", held=None, known=None, value=None)
     most = SUM_BITS + 31 - bits - 1
-    return [_inverted(t, mantissa), dataclasses.replace(found, low=most - len(limits), high=most)]
+    return [_write_reciprocal(t, mantissa), dataclasses.replace(found, low=most - len(limits), high=most)]
 
 
 def shares(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
@@ -92,10 +92,10 @@ def one_over_one_plus_x(t: Carried, call: Named, operands: Sequence[View]) -> li
     (a,) = operands
     if a.range[0] < 0:
         return None
-    return [_inverted(t, t.carried(t.settled(a), "int64"))]
+    return [_write_reciprocal(t, t.carried(t.settled(a), "int64"))]
 
 
-def _inverted(t: Carried, a: View) -> View:
+def _write_reciprocal(t: Carried, a: View) -> View:
     """1 / (1 + a) for a tensor of int64. Each x lies in (0, 2^30], and each residue in (-2^29, 2^29)."""
     b = t.builder
     small, raised = t.is_small(a), 1 << 30

@@ -105,11 +105,11 @@ def write(library: Library, call: Call, free: int | None, stored: Mapping[str, s
     """
     key = key_of((call, free, stored))
     if key not in library.bodies:
-        library.bodies[key] = _written(library, call, free, stored)
+        library.bodies[key] = _write_body(library, call, free, stored)
     return library.bodies[key]
 
 
-def _written(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
+def _write_body(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
     inputs = [f"x{index}" for index in range(len(call.inputs))]
     builder = Builder(library, (*inputs, *call.constants, *call.zero_points))
     source = next((view for view in call.inputs if _follows(view, free)), None)

@@ -179,7 +179,7 @@ def _float32(w: CodesWriter, node: Node) -> np.ndarray:
 def _bias_of(
     w: CodesWriter, node: Node, weight: Operand, order: Sequence[int], channels: Sequence[int], sizes: Sequence[int]
 ) -> Bias | None:
-    """See `weights.bias_of`: the bias in steps of the output, and the effective scale in the place of its step."""
+    """See `weights.bias_of`: the bias in steps of the output, and the effective scale instead of its step."""
     result = w.graph.tensors[node.output].quantization
     assert result is not None
     constants = Onednn(*(np.asarray(w.graph.constant(node, role)) for role in Onednn._fields))

@@ -134,7 +134,7 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
 
     # sums are exact, so the operands may be exchanged to move fewer codes
     moved = [
-        sum(_moved(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
+        sum(_count_moved_codes(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
         for side in (0, 1)
     ]
     first = int(moved[1] < moved[0])
@@ -166,7 +166,7 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
 
 
-def _moved(w: CodesWriter, name: str, order: Sequence[int]) -> int:
+def _count_moved_codes(w: CodesWriter, name: str, order: Sequence[int]) -> int:
     """How many codes a Transpose to an axis order moves; axes of size 1 do not count."""
     sizes = w.sizes(name)
     stored, wanted = ([axis for axis in axes if sizes[axis] != 1] for axes in (w.value(name).axes, order))

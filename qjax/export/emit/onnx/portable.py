@@ -52,7 +52,7 @@ class _Rewrite:
 
     def run(self) -> None:
         graph = self.model.graph
-        self._spread()
+        self._propagate_grids()
         nodes: list[onnx.NodeProto] = []
         quantizers: dict[str, onnx.NodeProto] = {}
         for node in graph.node:
@@ -73,7 +73,7 @@ class _Rewrite:
         graph.node.extend(nodes)
         self._finish()
 
-    def _spread(self) -> None:
+    def _propagate_grids(self) -> None:
         """Propagate the grids of codes that are moved, forwards and backwards."""
         nodes = [n for n in self.model.graph.node if n.op_type not in ("QuantizeLinear", "DequantizeLinear")]
         for _ in range(2):

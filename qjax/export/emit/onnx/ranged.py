@@ -21,7 +21,7 @@ _FEW = 512
 _MOVES = ("transpose", "broadcast_in_dim", "reshape", "squeeze", "rev", "slice")
 
 
-def _moved(name: str) -> Entry:
+def _move_entry(name: str) -> Entry:
     def entry(t: Carried, params: Any, x: Sequence[View]) -> View:
         view = x[0]
         found = STRUCTURE[name](t, params, [dataclasses.replace(view, known=None)])
@@ -181,7 +181,7 @@ def _product(t: Carried, params: Any, x: Sequence[View]) -> View | None:
 
 RANGED: dict[str, Entry] = {
     "dot_general": _product,
-    **{name: _moved(name) for name in _MOVES},
+    **{name: _move_entry(name) for name in _MOVES},
     "convert_element_type": _cast,
     "clamp": _clamp,
     "reduce_sum": _sum,

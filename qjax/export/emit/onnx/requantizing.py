@@ -44,7 +44,7 @@ def written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) -
     wide = np.int32 if narrow else np.int64
 
     def constant(values: Integers, kind: Any) -> str:
-        return b.constant(_laid(values.astype(kind), shape, acc))
+        return b.constant(_order_channels(values.astype(kind), shape, acc))
 
     x = acc.name
     if line.raised is not None:
@@ -72,7 +72,7 @@ def written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) -
     return dataclasses.replace(acc, name=b.cast(quotient, dtype), dtype=dtype)
 
 
-def _laid(values: np.ndarray, shape: Sequence[int], acc: View) -> np.ndarray:
+def _order_channels(values: np.ndarray, shape: Sequence[int], acc: View) -> np.ndarray:
     """Values of channels in the order of the accumulator's stored axes; one number if all are equal."""
     if values.size and np.all(values == values[0]):
         return values[0]

@@ -198,7 +198,7 @@ class _Body:
         for position, reads in enumerate(loop.reads):
             nodes = loop.nodes(graph, position)
             if varies(nodes):
-                each.append(self._cut(nodes))
+                each.append(self._slice_iterations(nodes))
                 continue
             names: list[str] = []
             for index, read in enumerate(reads):
@@ -258,7 +258,7 @@ class _Body:
         self.tensors[name], self.shapes[name] = Tensor(name, (), "int8"), ()
         return name
 
-    def _cut(self, nodes: Sequence[Node]) -> str:
+    def _slice_iterations(self, nodes: Sequence[Node]) -> str:
         """The result of a node that differs between iterations only by position: sliced for all of them beforehand."""
         writer = self.writer
         known, op = [attributes_of(writer.graph, node) for node in nodes], ops.get(nodes[0].op)

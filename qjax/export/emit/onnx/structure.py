@@ -116,7 +116,7 @@ def pad(t: Views, params: Any, x: Sequence[View]) -> View:
     value = t.builder.op("Squeeze", fill.name) if fill.stored else fill.name
     for axis in touched:
         if config[axis][2] and view.shape[axis] > 1:
-            view = _spread(t, view, axis, config[axis][2], value)
+            view = _insert_between(t, view, axis, config[axis][2], value)
     added = [(axis, max(0, config[axis][0]), max(0, config[axis][1])) for axis in touched]
     added = [triple for triple in added if any(triple[1:])]
     if added:
@@ -147,7 +147,7 @@ def _resized(view: View, sizes: dict[int, int], name: str) -> View:
     return dataclasses.replace(view, name=name, shape=tuple(shape), stored=tuple(stored), value=None)
 
 
-def _spread(t: Views, view: View, axis: int, between: int, value: str) -> View:
+def _insert_between(t: Views, view: View, axis: int, between: int, value: str) -> View:
     """Insert the fill value `between` times after every element but the last."""
     place, size, b = view.axes.index(axis), view.shape[axis], t.builder
     name = b.op("Unsqueeze", view.name, b.integers([place + 1]))

@@ -181,11 +181,11 @@ class Views:
             return dataclasses.replace(view, shape=shape)
         places = _same_axes(view.shape, shape)
         if places is not None:
-            return self._renamed(view, shape, places)
+            return self._change_unit_axes(view, shape, places)
         name = self.reshaped(self.materialized(view), shape)
         return View.full(name, view.dtype, shape)
 
-    def _renamed(self, view: View, shape: Shape, places: dict[int, int]) -> View:
+    def _change_unit_axes(self, view: View, shape: Shape, places: dict[int, int]) -> View:
         """Add or remove axes of size 1."""
         dropped = [index for index, axis in enumerate(view.axes) if axis not in places]
         name = view.name

@@ -81,7 +81,7 @@ def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes
 
 
 def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[bytes, Problems]:
-    """The file, with an input in the place of every node that cannot be written, and the list of these nodes.
+    """The file, with an input instead of every node that cannot be written, and the list of these nodes.
 
     If the graph's types have no form at all, the file is empty.
 

@@ -45,11 +45,11 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
                 f"{node.op} of {x.dtype} to {dtype}",
                 "TFLite's kernels have one width: use the same bits for inputs and output",
             )
-        operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
+        operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shift_axes(x, len(shape)))
     joined: Sequence[range] = [range(axis, axis + 1) for axis in range(len(shape))]
     if len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
         joined = joined_axes(*(_moves(x) for x in operands))
-        operands = [_joined(writer, x, joined) for x in operands]
+        operands = [_merge_axes(writer, x, joined) for x in operands]
         if len(joined) > _MOST_AXES and _is_pointwise(writer, node):
             inner = [math.prod(shape[axis] for axis in group) for group in joined]
             operands = [repeated(writer, x, inner, _groups(free, joined)) for x in operands]
@@ -85,7 +85,7 @@ def _is_pointwise(writer: Writer, node: Node) -> bool:
     return formulas.get(node.attributes["formula"]).is_pointwise(kernels.attributes(writer.graph, node), constants)
 
 
-def _shifted(x: Value, rank: int) -> frozenset[int]:
+def _shift_axes(x: Value, rank: int) -> frozenset[int]:
     return frozenset(axis + rank - len(x.shape) for axis in x.free)
 
 
@@ -94,7 +94,7 @@ def _moves(x: Value) -> list[bool]:
     return [size != 1 or axis in x.free for axis, size in enumerate(x.shape)]
 
 
-def _joined(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
+def _merge_axes(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
     """A RESHAPE that merges each group of axes to one."""
     shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
     return writer.reshape(x, shape, _groups(x.free, groups))

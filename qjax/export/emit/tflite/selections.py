@@ -19,7 +19,7 @@ def select(writer: Writer, node: Node) -> Value:
     mask, *flowing = (writer.input(node, index) for index in range(len(node.inputs)))
     cases = iter(flowing)
     off, on = (_code(writer, node, role) if role in node.constants else next(cases) for role in ("off", "on"))
-    return _chosen(writer, node, mask, off, on)
+    return _write_choice(writer, node, mask, off, on)
 
 
 @lowers("choose")
@@ -27,7 +27,7 @@ def choose(writer: Writer, node: Node) -> Value:
     """SELECT_V2 of two constants."""
     low, high = writer.bounds(node)
     off, on = (_code(writer, node, role, low, high) for role in ("off", "on"))
-    return _chosen(writer, node, writer.input(node), off, on)
+    return _write_choice(writer, node, writer.input(node), off, on)
 
 
 def _code(writer: Writer, node: Node, role: str, low: int | None = None, high: int | None = None) -> Value:
@@ -38,7 +38,7 @@ def _code(writer: Writer, node: Node, role: str, low: int | None = None, high: i
     return writer.constant(held.astype(dtype), dtype, quantization)
 
 
-def _chosen(writer: Writer, node: Node, mask: Value, off: Value, on: Value) -> Value:
+def _write_choice(writer: Writer, node: Node, mask: Value, off: Value, on: Value) -> Value:
     if on.dtype == "bool":
         yes = combined(writer, "LOGICAL_AND", [mask, on])
         return combined(writer, "LOGICAL_OR", [yes, combined(writer, "LOGICAL_AND", [negated(writer, mask), off])])

@@ -51,7 +51,7 @@ def unary(writer: Writer, node: Node) -> Value:
     # the entries of one channel follow those of the previous one
     table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - info.min).reshape(tail or (1,))
-    return _looked_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
+    return _look_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
 
 
 @lowers("table")
@@ -67,7 +67,7 @@ def table(writer: Writer, node: Node) -> Value:
     codes = jnp.arange(info.min, info.max + 1, dtype=x.dtype)
     held = kernels.run_node(writer.graph, node, writer.prepared[node.name], [codes])
     index = _plus(writer, as_dtype(writer, x, "int32"), np.asarray([-info.min], np.int32))
-    return _looked_up(writer, node, index, np.asarray(held))
+    return _look_up(writer, node, index, np.asarray(held))
 
 
 def _is_native(writer: Writer, node: Node, name: str | None) -> bool:
@@ -116,7 +116,7 @@ def binary(writer: Writer, node: Node) -> Value:
         indices.append(as_dtype(writer, repeated(writer, ranked, shape, free), "int32"))
     rows = writer.moved("MUL", [indices[0], writer.integers([256])], shape, free, indices[0])
     both = writer.moved("ADD", [rows, indices[1]], shape, free, rows)
-    return _looked_up(writer, node, _plus(writer, both, np.asarray([128 * 257], np.int32)), table)
+    return _look_up(writer, node, _plus(writer, both, np.asarray([128 * 257], np.int32)), table)
 
 
 def summed(writer: Writer, node: Node) -> Value:
@@ -179,7 +179,7 @@ def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> 
         total = combined(writer, "MINIMUM", [total, writer.integers([last])])
     table = np.moveaxis(codes(first, last), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - first).reshape(tail or (1,))
-    return _looked_up(writer, node, _plus(writer, total, offsets), table)
+    return _look_up(writer, node, _plus(writer, total, offsets), table)
 
 
 def _distinct(codes: Callable[[int, int], np.ndarray], low: int, high: int) -> tuple[int, int]:
@@ -217,7 +217,7 @@ def _plus(writer: Writer, index: Value, offsets: np.ndarray) -> Value:
     return writer.moved("ADD", [index, constant], index.shape, index.free, index)
 
 
-def _looked_up(writer: Writer, node: Node, index: Value, table: np.ndarray) -> Value:
+def _look_up(writer: Writer, node: Node, index: Value, table: np.ndarray) -> Value:
     dtype, quantization = writer.grid(node)
     if dtype == "int16" and writer.graph.target in MICRO:
         raise Unsupported(

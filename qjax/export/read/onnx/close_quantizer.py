@@ -37,7 +37,7 @@ def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
     moves = list(value.moves)
     first = value.name
     if value.unchanged and moves and walk.draft.grid(value.inputs[0]).same(grid) and not _bounds(value, grid):
-        return _moved(walk, value.inputs[0], moves, name, grid)
+        return _write_moves(walk, value.inputs[0], moves, name, grid)
     if value.keepdims is not None and not _drops(value):
         moves.insert(0, Move("reshape", {"shape": list(value.keepdims)}, value.keepdims, value.name))
         first = walk.draft.fresh(f"{value.name}/{value.op}")
@@ -46,10 +46,10 @@ def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
     own = walk.name_for(first) if moves else name
     if value.op in FLOAT_FORMULAS and reasons:
         walk.in_formula.add(own)
-    return _moved(walk, _operation(walk, value, own, grid), moves, name, grid)
+    return _write_moves(walk, _operation(walk, value, own, grid), moves, name, grid)
 
 
-def _moved(walk: Walk, source: str, moves: list[Move], name: str, grid: Grid) -> str:
+def _write_moves(walk: Walk, source: str, moves: list[Move], name: str, grid: Grid) -> str:
     for index, move in enumerate(moves):
         own = name if index == len(moves) - 1 else walk.name_for(move.name)
         walk.draft.tensor(own, move.shape, grid)

@@ -65,12 +65,12 @@ def _numbers(value: Known) -> NDArray[np.float32]:
 def _offset(walk: Walk, node: OnnxNode, value: Pending, number: NDArray[np.float32], name: str) -> Pending:
     if value.kernel is not None and value.bias is None and not value.steps and not value.moves and value.low is None:
         axis = value.channel_axis
-        if value.high is None and number.shape and _along(number, axis, value.shape):
+        if value.high is None and number.shape and _varies_along(number, axis, value.shape):
             return value.replace(bias=Known(number.reshape(-1), name), floats=(*value.floats, "adds a float bias"))
     return _step(walk, value, "add", number)
 
 
-def _along(number: np.ndarray, axis: int, shape: tuple[int, ...]) -> bool:
+def _varies_along(number: np.ndarray, axis: int, shape: tuple[int, ...]) -> bool:
     """Whether numbers vary along one axis of a shape, and only along that one."""
     full = (1,) * (len(shape) - number.ndim) + number.shape
     return all(n == (shape[a] if a == axis else 1) for a, n in enumerate(full))
@@ -86,7 +86,7 @@ def _step(walk: Walk, value: Pending, kind: str, number: NDArray[np.float32]) ->
     except ValueError:
         fits = False
     axis = value.channel_axis
-    if not fits or (number.size > 1 and not _along(number, axis, value.shape)):
+    if not fits or (number.size > 1 and not _varies_along(number, axis, value.shape)):
         raise Unsupported("its constant is not one number per channel")
     return value.replace(steps=(*value.steps, (kind, number)))
 
@@ -316,7 +316,7 @@ def _concat(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if any(value is None for value in inputs) or "axis" not in node.attributes:
         raise ReadError(f"{node.title}: expected operands and an axis.")
     if all(isinstance(value, Codes) for value in inputs):
-        return [_joined(walk, node, [value for value in inputs if isinstance(value, Codes)])]
+        return [_concatenate_codes(walk, node, [value for value in inputs if isinstance(value, Codes)])]
     parts = tuple(walk.real(value, f"its input {index}") for index, value in enumerate(inputs))
     shapes = [walk.shape(part) for part in parts]
     axis, shape = _concatenated(node, shapes)
@@ -347,7 +347,7 @@ def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dic
     return draft.node("clamp", (joined,), name, {}, clamps)
 
 
-def _joined(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
+def _concatenate_codes(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
     """Concatenated codes, unchanged, which must have the same quantization parameters."""
     draft = walk.draft
     grids = [draft.grid(value.tensor) for value in values]

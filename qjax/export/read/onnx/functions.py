@@ -158,7 +158,7 @@ def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float 
     own = Step(node.op, node.domain, tuple(numbers.items()), constant)
     if isinstance(x, Pending) and x.write is written and x.low is None and x.high is None and not x.moves:
         before: Steps = x.attributes["steps"]
-        shifted = [(name, tuple(_behind(o, len(before)) for o in operands)) for name, operands in steps]
+        shifted = [(name, tuple(_shift_operand(o, len(before)) for o in operands)) for name, operands in steps]
         known = {"steps": [*before, *shifted], "chain": (*x.attributes["chain"], own)}
         return x.replace(attributes=known, name=node.outputs[0], names=(*x.names, x.name))
     source = walk.real(x)
@@ -172,7 +172,7 @@ def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float 
     return found.replace(moves=(move,))
 
 
-def _behind(operand: Operand, count: int) -> Operand:
+def _shift_operand(operand: Operand, count: int) -> Operand:
     """An operand of a step that follows `count` others, whose last value is its variable."""
     return operand if type(operand) is not int else operand + count
 
@@ -185,15 +185,15 @@ def written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str,
     low, high = code_range(own.dtype)
     constants: dict[str, str] = {}
     if not walk.floats:
-        codes = _asked(walk, value, own, grid)
-        expression = _kept(expression, codes, own, grid)
+        codes = _ask_runtime(walk, value, own, grid)
+        expression = _hide_name(expression, codes, own, grid)
         constants["table"] = walk.draft.constant(f"{name}/table", codes)
     walk.draft.tensor(name, value.shape, grid)
     attributes: dict[str, Any] = {"expression": expression.to_json(), "range": [low, high]}
     return walk.draft.node("table", (source,), name, attributes, {**constants, **clamps})
 
 
-def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
+def _ask_runtime(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
     if not runtime_tables.is_installed():
         raise Unsupported(
             "ONNX Runtime computes it in float, and only running it shows the last bits: pip install onnxruntime; or "
@@ -218,7 +218,7 @@ def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
     return found.codes
 
 
-def _kept(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
+def _hide_name(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
     """The function under a name that no target looks up, if the runtime's codes are not the correctly rounded ones.
 
     For named functions a target uses its own table, and that of ONNX Runtime counts as the correctly rounded one.

@@ -79,15 +79,15 @@ def annotated(graph: Graph, hints: Hints) -> Graph:
     if hints.quantization is not None and hints.quantization not in INPUT_QUANTIZATIONS:
         raise ReadError(f"{_WHERE}: unknown quantization {hints.quantization!r}.")
     return check_integer(
-        _renamed(graph, hints).replace(
+        _rename_tensors(graph, hints).replace(
             metadata=graph.metadata if hints.metadata is None else hints.metadata,
             quantization=hints.quantization or graph.quantization,
-            quantized=None if graph.quantized is None else _renamed(graph.quantized, hints),
+            quantized=None if graph.quantized is None else _rename_tensors(graph.quantized, hints),
         )
     )
 
 
-def _renamed(graph: Graph, hints: Hints) -> Graph:
+def _rename_tensors(graph: Graph, hints: Hints) -> Graph:
     """The graph with the names, ranges and locations of the hints."""
     tensors: dict[str, Tensor] = {}
     for held in graph.tensors.values():

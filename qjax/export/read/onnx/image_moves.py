@@ -67,7 +67,7 @@ def _resize(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if node.get("mode", "nearest", str) != "nearest":
         raise Unsupported("interpolates in floats; only the nearest element is read")
     axes = node.ints("axes") or list(range(len(shape)))
-    scales, sizes = _wanted(node, inputs, shape, axes)
+    scales, sizes = _read_sizes(node, inputs, shape, axes)
     for axis in range(len(shape)):
         if sizes[axis] == shape[axis] and scales[axis] == 1:
             continue
@@ -77,7 +77,7 @@ def _resize(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     return [x]
 
 
-def _wanted(
+def _read_sizes(
     node: OnnxNode, inputs: Inputs, shape: tuple[int, ...], axes: list[int]
 ) -> tuple[list[np.float32], list[int]]:
     """For each axis the scale and the size of the result."""

@@ -124,11 +124,11 @@ def model_of(proto: Any) -> Model:
     for domain in {node.domain for node in nodes} - opsets.keys():
         if not any(domain in map(_domain, (o.domain for o in f.opset_import)) for f in proto.functions):
             raise ReadError(f"the model has operators of the domain {domain!r}, but imports no opset of it.")
-    types = {port.name: f"tensor({_named(port.type)})" for port in inputs}
-    types |= {name: f"tensor({_named(tensors.type_name(t.data_type))})" for name, t in initializers.items()}
+    types = {port.name: f"tensor({_schema_type(port.type)})" for port in inputs}
+    types |= {name: f"tensor({_schema_type(tensors.type_name(t.data_type))})" for name, t in initializers.items()}
     metadata = _metadata(proto)
     outputs = tuple(_port(info) for info in graph.output)
-    made = {port.name: f"tensor({_named(port.type)})" for port in outputs}
+    made = {port.name: f"tensor({_schema_type(port.type)})" for port in outputs}
     check_nodes(nodes, types, made, opsets.get("", 1), proto.ir_version)
     if not outputs:
         raise ReadError("the model has no outputs.")
@@ -136,7 +136,7 @@ def model_of(proto: Any) -> Model:
     return Model(tuple(nodes), initializers, tuple(inputs), outputs, metadata, opsets.get("", 1), producer)
 
 
-def _named(kind: str) -> str:
+def _schema_type(kind: str) -> str:
     """A type as the schemas of ONNX call it."""
     return {"float32": "float", "float64": "double"}.get(kind, kind)
 
@@ -182,7 +182,7 @@ def _check_names(initializers: Mapping[str, Any], inputs: list[Port], nodes: lis
 
 
 class _Inliner:
-    """Puts the bodies of the model's own functions in the place of their calls."""
+    """Replaces calls of the model's own functions by their bodies."""
 
     def __init__(self, proto: Any) -> None:
         self.functions: dict[tuple[str, str, str], Any] = {}

@@ -26,7 +26,7 @@ def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, A
     """The result of a node that moves codes."""
     move = Move(op, attributes, tuple(shape), node.outputs[0], node.op)
     if isinstance(x, Codes):
-        return _on_codes(walk, x, move)
+        return _move_codes(walk, x, move)
     if isinstance(x, Real):
         x = real_pending(walk, x, node.outputs[0])
     if isinstance(x, FloatInput):
@@ -36,7 +36,7 @@ def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, A
     return x.replace(moves=(*x.moves, move))
 
 
-def _on_codes(walk: Walk, x: Codes, move: Move) -> Codes:
+def _move_codes(walk: Walk, x: Codes, move: Move) -> Codes:
     entry = walk.draft.tensors[x.tensor]
     if entry.grid is None and move.filling != "none":
         raise Unsupported("works on indices where codes are expected")
@@ -152,13 +152,13 @@ def _transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         total = tuple(before[axis] for axis in order)
         return [Real(x.tensor, None if total == tuple(range(len(shape))) else total, name)]
     if isinstance(x, Pending):
-        absorbed = _absorbed(x, order)
+        absorbed = _absorb_transpose(x, order)
         if absorbed is not None:
             return [absorbed]
     return [moved(walk, node, x, "transpose", {"permutation": order}, [shape[axis] for axis in order])]
 
 
-def _absorbed(x: Pending, order: list[int]) -> Pending | None:
+def _absorb_transpose(x: Pending, order: list[int]) -> Pending | None:
     """The operation with its result's axes in another order, if its layout can express that."""
     last = x.moves[-1] if x.moves else None
     before = ops.get(last.op).permutation(last.attributes) if last is not None else None

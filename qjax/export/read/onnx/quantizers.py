@@ -205,7 +205,7 @@ def parameters(
 # ---------------------------------------------------------------------------- operators on codes
 
 
-def _on_codes(walk: Walk, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
+def _read_on_codes(walk: Walk, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
     """Read it as DequantizeLinear of the operands, the float operator, QuantizeLinear."""
     op = ON_CODES[node.domain, node.op]
     if op.variadic:
@@ -246,7 +246,7 @@ def _operand(walk: Walk, node: OnnxNode, three: list[Value | None], axis: int) -
 
 
 for _domain, _name in ON_CODES:
-    handles(_name, domain=_domain)(_on_codes)
+    handles(_name, domain=_domain)(_read_on_codes)
 
 
 def integer_operand(walk: Walk, x: Value | None, zero_point: Value | None, axis: int) -> Any:

@@ -184,11 +184,11 @@ def _of_parts(
     own = tuple(part if isinstance(part, Known) else Real(walk.plain(part)) for part in parts)
     return Pending(
         op, node.outputs[0], shape, tuple(names), {**attributes, "mask": mask},
-        parts=own, write=_written, grid=first_grid if shared else None,
+        parts=own, write=_write_choice, grid=first_grid if shared else None,
     )  # fmt: skip
 
 
-def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_choice(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     """Bring every operand to the grid of the result, then choose among codes."""
     draft, rank = walk.draft, len(value.shape)
     own = name if not clamps else draft.fresh(f"{name}/{value.op}")
@@ -256,13 +256,13 @@ def _gather(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         kernel = walk.constant(x)
         rows = (*walk.draft.shape(positions), *walk.shape(x)[1:])
         grid = walk.draft.grid(kernel)
-        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel, write=_looked_up, grid=grid)]
+        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel, write=_write_lookup, grid=grid)]
     if isinstance(x, Pending):
         x = walk.real(x)
     return [picked(walk, node, x, axis, indices)]
 
 
-def _looked_up(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_lookup(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     """Rows of a table on the table's own grid, requantized afterwards if the result has another grid."""
     draft = walk.draft
     assert value.table is not None
@@ -300,10 +300,10 @@ def picked(walk: Walk, node: OnnxNode, x: Value, axis: int, indices: Value) -> V
         return Codes(walk.draft.node("take", (x.tensor, places), node.outputs[0], attributes))
     source = walk.plain(walk.real(x))
     grid = walk.draft.grid(source)
-    return Pending("take", node.outputs[0], after, (source, places), attributes, write=_taken, grid=grid)
+    return Pending("take", node.outputs[0], after, (source, places), attributes, write=_write_take, grid=grid)
 
 
-def _taken(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_take(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     draft, source = walk.draft, value.inputs[0]
     same = draft.grid(source).same(grid)
     own = name if same and not clamps else draft.fresh(f"{name}/take")

@@ -100,7 +100,7 @@ def _softmax(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if shape[axes[-1]] >= MOST_TERMS:
         why.append(f"rows have {shape[axes[-1]]} codes, the formula of QLinearSoftmax is for less than {MOST_TERMS}")
     value = Pending("softmax", node.outputs[0], shape, (x,), {"axes": axes}, floats=tuple(why))
-    return [value.replace(write=_written, fails=_overflows)]
+    return [value.replace(write=_write_softmax, fails=_overflows)]
 
 
 def _overflows(walk: Walk, value: Pending, grid: Grid) -> list[str]:
@@ -112,6 +112,6 @@ def _overflows(walk: Walk, value: Pending, grid: Grid) -> list[str]:
     return [f"QLinearSoftmax overflows in rows of {length} with the output scale {scales[1]:.3g}"]
 
 
-def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_softmax(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     walk.draft.tensor(name, value.shape, grid)
     return walk.draft.node("softmax", value.inputs, name, dict(value.attributes), clamps)

@@ -124,7 +124,7 @@ class Pending:
     keepdims: tuple[int, ...] | None = None
     """The axes of size 1 that a mean should keep; a reshape adds them, unless a later one drops them."""
     write: Callable[..., str] | None = None
-    """Writes the nodes in the place of `finish`: (walk, value, name, grid, clamps by role) -> the tensor."""
+    """Writes the nodes instead of `finish`: (walk, value, name, grid, clamps by role) -> the tensor."""
     fails: Callable[..., list[str]] | None = None
     """For what the runtime computes by a kernel of its own: (walk, value, grid) -> the reasons why it has no result."""
     grid: Any = None

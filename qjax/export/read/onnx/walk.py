@@ -264,7 +264,7 @@ class Walk:
             return value
         if isinstance(value, Weight):
             return Real(self.constant(value))
-        raise Unsupported(f"{what} {_lacking(value)}")
+        raise Unsupported(f"{what} {_describe_missing(value)}")
 
     def settled(self, value: Pending) -> Value:
         """A value that needs no quantizer, as codes: moves, a relu (zero is a code), parts on one grid."""
@@ -314,7 +314,7 @@ class Walk:
         return self.draft.constant(weight.name, weight.codes, None, grid)
 
 
-def _lacking(value: Value | None) -> str:
+def _describe_missing(value: Value | None) -> str:
     if isinstance(value, Pending):
         return f"is the result of {value.name!r} in floats: a QuantizeLinear and a DequantizeLinear are missing between"
     if isinstance(value, FloatInput):

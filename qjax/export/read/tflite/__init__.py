@@ -85,7 +85,7 @@ def read(
     chosen = targets.get(DEFAULT if target is None else target)
     with reading("its variables"):
         model, states, problems = without_variables(with_int32_places(model))
-    wanted = _wanted(model, outputs)
+    wanted = _wanted_outputs(model, outputs)
     if outputs is not None:
         read = {*wanted, *(index for operator in needed(model, wanted) for index in operator.inputs)}
         model = dataclasses.replace(model, inputs=tuple(index for index in model.inputs if index in read))
@@ -100,7 +100,7 @@ def read(
         return targeted(graph, walk.marks, walk.functions, chosen)
 
 
-def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
+def _wanted_outputs(model: Model, outputs: Sequence[str] | None) -> list[int]:
     if outputs is None:
         if not model.outputs:
             raise ReadError("the model has no outputs. Name the tensors to compute: read(..., outputs=[...]).")
@@ -134,10 +134,10 @@ def _read(
     if problems:
         listed = "\n".join(f"  {line}." for line in problems)
         raise ReadError(f"{len(problems)} parts of the model have no integers here:\n{listed}")
-    return _freed(model, wanted) or graph, walk
+    return _free_batch(model, wanted) or graph, walk
 
 
-def _freed(model: Model, wanted: list[int]) -> Graph | None:
+def _free_batch(model: Model, wanted: list[int]) -> Graph | None:
     """The graph with a free batch, or None if the examples of a batch are not treated separately."""
     batched, size = _batched(model, wanted)
     if not batched:

@@ -46,7 +46,7 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
     constants = {"kernel": walk.held(operator, 1, kernel, grid)}
     constants |= _bias(walk, operator, n)
     attributes = {"symmetric": not operator.options["asymmetric"], "summed": 1, "features": [n]}
-    y = _behind(walk, operator, (*rows, n))
+    y = _before_activation(walk, operator, (*rows, n))
     walk.marks[y.name] = _mark(stored)
     walk.node("dynamic_dot", [x], y.name, attributes, constants)
     _activated(walk, operator, y)
@@ -70,7 +70,7 @@ def conv(walk: Walk, operator: Operator) -> None:
     kernel, grid = _kernel(walk, stored)
     constants = {"kernel": walk.held(operator, 1, kernel, grid), **_bias(walk, operator, stored.shape[0])}
     attributes = {"symmetric": False, "strides": strides, "padding": padding, "rhs_dilation": dilation}
-    y = _behind(walk, operator, (x.shape[0], *sizes, stored.shape[0]))
+    y = _before_activation(walk, operator, (x.shape[0], *sizes, stored.shape[0]))
     walk.marks[y.name] = WINDOWS
     walk.node("dynamic_conv", [x], y.name, attributes, constants)
     _activated(walk, operator, y)
@@ -111,7 +111,7 @@ def binary(walk: Walk, operator: Operator) -> None:
         operands.append(operand)
     program.append([_BINARY[operator.name], operands, []])
     fused = operator.name not in ("MAXIMUM", "MINIMUM")
-    y = _behind(walk, operator, shape) if fused else _result(walk, operator, shape)
+    y = _before_activation(walk, operator, shape) if fused else _result(walk, operator, shape)
     _island(walk, y.name, flowing, program, constants)
     if fused:
         _activated(walk, operator, y)
@@ -185,7 +185,7 @@ def _result(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
     return walk.codes[tensor.index]
 
 
-def _behind(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
+def _before_activation(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
     """The result of an operator before the activation that is fused into it."""
     if not operator.options["activation"]:
         return _result(walk, operator, shape)

@@ -27,7 +27,9 @@ def concatenation(walk: Walk, operator: Operator) -> None:
         return
     if operator.options["activation"]:
         raise Unsupported("an activation", "Its kernels have none for codes")
-    _joined(walk, operator, [_part(walk, operator, i) for i in range(len(operator.inputs))], operator.options["axis"])
+    _join_parts(
+        walk, operator, [_read_part(walk, operator, i) for i in range(len(operator.inputs))], operator.options["axis"]
+    )
 
 
 @reads("PACK")
@@ -43,21 +45,21 @@ def pack(walk: Walk, operator: Operator) -> None:
         axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate([np.reshape(n, (1,)) for n in numbers if n is not None]))
         return
-    parts = [_part(walk, operator, i) for i in range(count)]
+    parts = [_read_part(walk, operator, i) for i in range(count)]
     axis = axis_of(operator.options["axis"], len(parts[0].shape) + 1, operator)
     name = walk.name_of(operator)
     wide = [walk.between(f"{name}/part", (*p.shape[:axis], 1, *p.shape[axis:]), p) for p in parts]
     for part, with_axis in zip(parts, wide, strict=True):
         walk.node("reshape", [part], with_axis.name, {"shape": list(with_axis.shape)})
-    _joined(walk, operator, wide, axis)
+    _join_parts(walk, operator, wide, axis)
 
 
-def _part(walk: Walk, operator: Operator, place: int) -> Codes:
+def _read_part(walk: Walk, operator: Operator, place: int) -> Codes:
     """Codes, or whole numbers if the result is whole numbers."""
     return (walk.flowing if walk.output(operator).dtype == "int32" else walk.codes_of)(operator, place)
 
 
-def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> None:
+def _join_parts(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> None:
     if not parts:
         raise bad(operator, "no inputs")
     shape = list(parts[0].shape)

@@ -219,10 +219,10 @@ def targeted(
     tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
     if not asked:
         tables = {name: exact_codes(c) for name, c in functions.items() if isinstance(c, Chain) and not c.is_function}
-    quantized = _tabled(graph, functions, tables)
+    quantized = _put_tables(graph, functions, tables)
     made = assign(quantized, target)
     # For some functions a target computes its own tables for all codes, so put the file's tables back.
-    made = _tabled(made, functions, tables)
+    made = _put_tables(made, functions, tables)
     _check_softmax(made, target)
     rules = _RULES.get(target.name, {})
     for mark in sorted({mark for mark in marks.values() if mark in rules}):
@@ -235,7 +235,7 @@ def targeted(
     return made.replace(quantized=quantized)
 
 
-def _tabled(graph: Graph, functions: Mapping[str, Function | Chain], tables: Mapping[str, np.ndarray]) -> Graph:
+def _put_tables(graph: Graph, functions: Mapping[str, Function | Chain], tables: Mapping[str, np.ndarray]) -> Graph:
     """The graph with these tables, by node."""
     nodes, tensors = list(graph.nodes), dict(graph.tensors)
     for index, node in enumerate(nodes):

@@ -18,7 +18,7 @@ def rows(walk: Walk, operator: Operator) -> None:
         raise Unsupported("it gathers whole numbers", NUMBERS)
     held, index = walk.operand(operator, table), walk.operand(operator, indices)
     if held.span is None or index.index not in walk.codes or (operator.name == "GATHER" and operator.options["axis"]):
-        _taken(walk, operator, table, indices)
+        _take_slices(walk, operator, table, indices)
         return
     x = walk.codes[index.index]
     if x.grid is not None or not held.shape or not held.size:
@@ -29,7 +29,7 @@ def rows(walk: Walk, operator: Operator) -> None:
     walk.node("embed", [x], name, {}, {"kernel": walk.held(operator, table, walk.array(held), grid)})
 
 
-def _taken(walk: Walk, operator: Operator, table: int, indices: int) -> None:
+def _take_slices(walk: Walk, operator: Operator, table: int, indices: int) -> None:
     """Slices of a computed tensor, or slices along another axis."""
     x, index = walk.flowing(operator, table), walk.operand(operator, indices)
     axis = axis_of(operator.options["axis"] if operator.name == "GATHER" else 0, len(x.shape), operator)

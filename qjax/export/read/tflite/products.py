@@ -51,7 +51,7 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
         "rank": rank,
         "permutation": None,
     }
-    kernel = codes.T, _along(grid, 1)
+    kernel = codes.T, _move_channel_axis(grid, 1)
     _weighted(walk, operator, "dot", x, kernel, (*rows, features), attributes, 2)
 
 
@@ -84,7 +84,9 @@ def conv(walk: Walk, operator: Operator) -> None:
     elif not depthwise and groups > 1:
         walk.marks[walk.name_of(operator)] = GROUPED
     attributes = with_kernel(convolution(strides, padding, rhs_dilation=dilation, groups=groups))
-    _weighted(walk, operator, "conv", x, (codes, _along(grid, 3)), (x.shape[0], *sizes, features), attributes, 2)
+    _weighted(
+        walk, operator, "conv", x, (codes, _move_channel_axis(grid, 3)), (x.shape[0], *sizes, features), attributes, 2
+    )
 
 
 @reads("TRANSPOSE_CONV")
@@ -112,7 +114,7 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
     if x.dtype in ("int8", "uint8"):
         walk.marks[walk.name_of(operator)] = TRANSPOSED if x.dtype == "int8" else CONV
     attributes = with_kernel(convolution([1, 1], padding, lhs_dilation=strides))
-    kernel = np.ascontiguousarray(turned), _along(grid, 3)
+    kernel = np.ascontiguousarray(turned), _move_channel_axis(grid, 3)
     _weighted(walk, operator, "conv", x, kernel, (x.shape[0], *shape[1:]), attributes, 3)
 
 
@@ -261,7 +263,7 @@ def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[np
     return codes, Quantization(np.asarray(held), np.zeros(np.shape(held), np.int32), low, high, axes)
 
 
-def _along(grid: Quantization, axis: int) -> Quantization:
+def _move_channel_axis(grid: Quantization, axis: int) -> Quantization:
     """The grid of a kernel whose channels moved to another axis."""
     return Quantization(grid.scale, grid.zero_point, grid.qmin, grid.qmax, (axis,) if grid.axes else ())
 

@@ -45,9 +45,9 @@ def lstm(walk: Walk, operator: Operator) -> None:
     for step in range(steps):
         now = _step(walk, operator, x, step, 0 if major else 1)
         last = step == steps - 1
-        cell = _named(walk, after[1], c) if last else walk.between(f"{output}/cell{step}", c.shape, c)
+        cell = _name_variable(walk, after[1], c) if last else walk.between(f"{output}/cell{step}", c.shape, c)
         walk.node("lstm_cell", [now, h, c], cell.name, attributes, held["cell"])
-        hidden = _named(walk, after[0], h) if last else walk.between(f"{output}/hidden{step}", h.shape, h)
+        hidden = _name_variable(walk, after[0], h) if last else walk.between(f"{output}/hidden{step}", h.shape, h)
         walk.node("lstm_hidden", [now, h, cell], hidden.name, attributes, held["hidden"])
         h, c = hidden, cell
         outs.append(h)
@@ -154,7 +154,7 @@ def _step(walk: Walk, operator: Operator, x: Codes, step: int, axis: int) -> Cod
     return walk.reshaped(x, flat, name)
 
 
-def _named(walk: Walk, tensor: FileTensor, of: Codes) -> Codes:
+def _name_variable(walk: Walk, tensor: FileTensor, of: Codes) -> Codes:
     """The tensor that a variable becomes."""
     return Codes(walk.add(tensor, of.shape, of.quantization), of.shape, of.dtype, of.grid)
 
@@ -200,7 +200,7 @@ def svdf(walk: Walk, operator: Operator) -> None:
         both = walk.between(f"{name}/frames", before.shape, state)
         walk.node("concatenate", [kept, frames], both.name, {"axis": 2})
         frames = both
-    after = _named(walk, walk.output(operator, 1), state)
+    after = _name_variable(walk, walk.output(operator, 1), state)
     walk.node("reshape", [frames], after.name, {"shape": list(state.shape)})
     if time.span is None or time.dtype != state.dtype or time.scale.size != 1 or time.zero_point.any():
         raise Unsupported(f"its weights {time.name!r} are no constant of {state.dtype} with one scale", FLOATS)

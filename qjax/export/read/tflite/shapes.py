@@ -29,12 +29,12 @@ def reshape(walk: Walk, operator: Operator) -> None:
 
 
 def reshaped_as(walk: Walk, operator: Operator, x: Codes) -> list[int]:
-    """The shape that a RESHAPE gives x."""
+    """The shape of x after a RESHAPE."""
     fixed = not walk.has(operator, 1) or walk.operand(operator, 1).span is not None
-    return _resolved(walk, operator, x, _asked(walk, operator), fixed)
+    return _resolve_shape(walk, operator, x, _requested_shape(walk, operator), fixed)
 
 
-def _asked(walk: Walk, operator: Operator) -> list[int]:
+def _requested_shape(walk: Walk, operator: Operator) -> list[int]:
     """The operand if it is a vector of int32; otherwise the kernels use the option."""
     option: list[int] | None = operator.options["shape"]
     if walk.has(operator, 1):
@@ -47,7 +47,7 @@ def _asked(walk: Walk, operator: Operator) -> list[int]:
     return [] if option == [0] else option
 
 
-def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
+def _resolve_shape(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
     """The shape without -1. fixed: whether it is the same for every batch, and contains that of the file."""
     shape = list(asked)
     stated = walk.stated(operator, 0)
@@ -70,7 +70,7 @@ def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fi
 
 def _number_reshape(walk: Walk, operator: Operator) -> None:
     known = walk.numbers(operator, 0)
-    shape = _asked(walk, operator)
+    shape = _requested_shape(walk, operator)
     if shape.count(-1) > 1 or min(shape, default=0) < -1 or (-1 not in shape and math.prod(shape) != known.size):
         raise bad(operator, f"{known.size} numbers as {shape}")
     rest = math.prod(n for n in shape if n != -1)
