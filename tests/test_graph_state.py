@@ -203,7 +203,7 @@ def test_what_is_no_state_is_refused() -> None:
     model, graph = cached()
     state, floats = graph.state(batch=N), model.state()
     with pytest.raises(
-        TypeError, match=r"expected codes of dtype int8, got float32. graph.state\(values\) makes codes"
+        TypeError, match=r"expected codes of dtype int8, got float32. graph.state\(values\) quantizes floats"
     ):
         graph.step(floats, X[0])
     with pytest.raises(TypeError, match="keys a: attention missing"):
@@ -215,7 +215,7 @@ def test_what_is_no_state_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected codes in \[-8, 7\], got 80 others"):
         small.step(wrong, X[0])
     qmodel, plain, batches = recurrent()
-    with pytest.raises(TypeError, match="expected at least 2 arguments beside the state, got 1"):
+    with pytest.raises(TypeError, match="expected at least 2 arguments besides the state, got 1"):
         plain.step(plain.state(batch=3), batches[0][0])
     with pytest.raises(ValueError, match=r"The graph has no state. .*qjax.convert\(qmodel, sample, state=...\)"):
         qjax.convert(qmodel, batches[0]).step(state, *batches[0][:2])

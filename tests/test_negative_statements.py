@@ -502,7 +502,7 @@ def tflite_accumulators_have_32_bits(tmp_path: pathlib.Path) -> None:
 @case
 def tflite_averages_keep_their_grid(tmp_path: pathlib.Path) -> None:
     images = np.random.default_rng(0).normal(size=(2, 6, 6, 4)).astype(np.float32)
-    with refused("a sum over windows that is no average of them, or with another step behind it"):
+    with refused("a sum over windows that is no average of them, or that another step follows"):
         graph(lambda w, x: 3.0 * nnx.avg_pool(x, (2, 2), (2, 2)), images, **LITERT).emit("tflite", tmp_path / "file")
 
 
@@ -571,7 +571,7 @@ def reading_refuses_these() -> None:
         file.operator(name, [*inputs, *map(file.numbers, numbers)], [output], options, **fields)
         reader.read(file.to_bytes(inputs, [output]))
 
-    with refused("it gathers rows of its own for every example"):
+    with refused("it gathers different rows for every example"):
         attempt("GATHER", [(2, 3, 4)], (2, 1, 4), "Gather", numbers=[np.zeros((2, 1))], axis=1, batchDims=1)
     for mask in ("ellipsisMask", "newAxisMask"):
         with refused("operator 0 STRIDED_SLICE"):

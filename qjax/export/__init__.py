@@ -1,6 +1,6 @@
-"""What `convert` returns, and the files that hold it: artifacts, emitters and readers.
+"""What `convert` returns, and the files in which it is stored: artifacts, emitters and readers.
 
-Public here is also what a vendor needs: patterns and `match`, `Backend`, `describe`.
+This package also exports what a vendor needs: patterns and `match`, `Backend`, `describe`.
 """
 
 from qjax.assign.backend import Backend, Fusion, compose, register_backend

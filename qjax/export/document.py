@@ -1,7 +1,7 @@
-"""What the format of a file has no field for, as JSON: the same parts in `.qjax`, `.tflite` and `.onnx` files.
+"""What a file format has no field for, as JSON: the same parts in `.qjax`, `.tflite` and `.onnx` files.
 
 The fields of the graph and of its nodes are the same in all three. A tensor's data, scale and type are where the format
-has them: as arrays in `.qjax`, as tensors in `.tflite`. ONNX has no scale of a tensor, so `of_tensor` writes it.
+has them: as arrays in `.qjax`, as tensors in `.tflite`. In ONNX a tensor has no scale, so `of_tensor` writes it.
 """
 
 import base64
@@ -24,13 +24,13 @@ PARAMETERS = ("qmin", "qmax", "axes")
 MAX_RANK = 32
 MAX_DIMENSION = 2**31 - 1
 MAX_TEXT = 2**26
-"""Bytes of a document, uncompressed, as of a header of `.qjax`; a file that claims more is refused."""
+"""Bytes of a document, uncompressed, the same as for a header of `.qjax`; a file that claims more is refused."""
 
 _Name = TypeVar("_Name", bound=str)
 
 
 def text(value: Any) -> str:
-    """Compact JSON, keys in the order given."""
+    """Compact JSON, with keys in the given order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -68,10 +68,10 @@ def node_of(item: Any) -> Node:
 
 
 def graph_of(document: Mapping[str, Any], tensors: Iterable[Tensor], nodes: Iterable[Node]) -> Graph:
-    """A program of its parts and the document's other fields, checked by `check_read`.
+    """A program from its parts and the document's other fields, checked by `check_read`.
 
     Raises:
-      ArtifactError: a field is not what it must be. GraphError: the parts are no valid graph.
+      ArtifactError: a field has a wrong type or value. GraphError: the parts are no valid graph.
     """
     graph = Graph(
         tensors={tensor.name: tensor for tensor in tensors},
@@ -145,7 +145,7 @@ def of_tensor(tensor: Tensor, order: Sequence[int] | None = None, *, data: bool 
     q = tensor.quantization
     if q is not None:
         facts["quantization"] = {
-            # the decimal digits of a double hold a float32 exactly
+            # the decimal digits of a double represent a float32 exactly
             "scale": np.asarray(q.scale).astype(np.float64).tolist(),
             "zero_point": np.asarray(q.zero_point).tolist(),
             "qmin": q.qmin,
@@ -161,7 +161,7 @@ def tensor_of(facts: Mapping[str, Any], value: np.ndarray | None = None, name: s
     """The inverse, for files that are written again and compared: its fields are not checked.
 
     Args:
-      value: in the file's order of axes; None: the numbers that are listed, if any. name: another one than is stated.
+      value: in the file's axis order; None: the numbers that are listed, if any. name: replaces the stated one.
     """
     known = facts.get("quantization")
     quantization = None
@@ -186,7 +186,7 @@ def tensor_of(facts: Mapping[str, Any], value: np.ndarray | None = None, name: s
 
 
 def compressed(graph: Graph, held: Collection[str]) -> str:
-    """The nodes and tensors of a graph as compressed text. held: the tensors whose data the file has elsewhere."""
+    """The nodes and tensors of a graph as compressed text. held: the tensors whose data are elsewhere in the file."""
     same = {_content(graph.tensors[name].value): name for name in sorted(held) if name in graph.tensors}
     listed: list[dict[str, Any]] = []
     for name, tensor in graph.tensors.items():
@@ -204,12 +204,12 @@ def packed(value: Any) -> str:
 
 
 def packed_text(text: str) -> str:
-    """Text, compressed, in characters that stand in any file."""
+    """Compressed text, in characters that any file can contain."""
     return base64.b64encode(deflated(text.encode())).decode()
 
 
 def unpacked_text(packed: str) -> str:
-    """The inverse. Raises a ValueError for what is too large or no such text."""
+    """The inverse. Raises a ValueError if the text is too large or not in this form."""
     return inflated(base64.b64decode(packed, validate=True)).decode()
 
 
@@ -219,7 +219,7 @@ def deflated(data: bytes) -> bytes:
 
 
 def inflated(data: bytes) -> bytes:
-    """The inverse. Raises a ValueError for what is too large or damaged."""
+    """The inverse. Raises a ValueError if the data are too large or damaged."""
     reader = zlib.decompressobj()
     try:
         found = reader.decompress(data, MAX_TEXT)
@@ -231,15 +231,15 @@ def inflated(data: bytes) -> bytes:
 
 
 def read(data: bytes, where: str) -> Any:
-    """Compressed JSON: the one reader of documents within files, with the limits of `strict_json`.
+    """Read compressed JSON with the limits of `strict_json`; all documents within files are read by this function.
 
-    Raises a ValueError for what is too large, too deep or no such text; where: what it is, for the message.
+    Raises a ValueError if the document is too large, too deep or not JSON; where: what it is, for the message.
     """
     return strict_json.loads(inflated(data).decode(), where)
 
 
 def uncompressed(compressed: str) -> Mapping[str, Any]:
-    """The inverse of `packed`. Raises as `read` does."""
+    """The inverse of `packed`. Raises the same errors as `read`."""
     where = "The compressed document"
     return strict_json.mapping(strict_json.loads(unpacked_text(compressed), where), where)
 

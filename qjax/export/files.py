@@ -1,4 +1,4 @@
-"""Files on the disk: read whole and bounded, written all or nothing."""
+"""Files on the disk: read as a whole with a size limit, written all or nothing."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ _CURES = {
 
 
 class WriteError(OSError):
-    """A file could not be written; the message names the path that the caller gave. The cause is the system's error."""
+    """A file could not be written; the message names the caller's path, and the cause is the system's error."""
 
 
 def read(path: StrPath, max_bytes: int, what: str, error: type[ValueError] = ValueError) -> bytes:
@@ -34,7 +34,7 @@ def read(path: StrPath, max_bytes: int, what: str, error: type[ValueError] = Val
       ValueError (or `error`): a folder, a pipe, or a file that is too large.
     """
     path = os.fspath(path)
-    # Check the kind of file before opening it: opening a pipe would wait for ever.
+    # Check the kind of file before opening it, because opening a pipe would wait forever.
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -59,29 +59,29 @@ def write(data: bytes, path: StrPath, error: type[ValueError] = ValueError) -> N
 def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueError) -> None:
     """Write several files that belong together, by path: all of them or none.
 
-    The bytes go to temporary files in the same folders and reach the disk. Only then do they take their names, each
-    in one step. If one of them cannot, those before it get their old contents back. So a file that existed is whole
-    whatever fails, and no new file stays beside an old one. A new file gets the usual permissions, a replaced one
-    keeps its own, and a symbolic link is followed.
+    The bytes go to temporary files in the same folders and reach the disk. Only then are these renamed, each in one
+    step. If one of them fails, those before it get their old contents back. So a file that existed is intact whatever
+    fails, and no new file stays beside an old one. A new file gets the usual permissions, a replaced one keeps its own,
+    and a symbolic link is followed.
 
-    What a killed process left in the folders is removed first: temporary files that bear its name.
+    Temporary files that a killed process left in the folders are removed first; their names identify them.
 
     Raises:
       ValueError (or `error`): a path is a folder or a device.
       FileNotFoundError: a folder is missing. WriteError: it is not writable, or the disk is full.
     """
-    with _named(*contents):
+    with _name_paths(*contents):
         _write_all(contents, error)
 
 
 def write_folder(folder: StrPath, contents: Mapping[str, bytes], endings: Sequence[str] = ()) -> None:
-    """Write files by their names in a folder, which is made where there is none: all of them or none.
+    """Write files by name into a folder, which is created if necessary: all of them or none.
 
     Args:
-      endings: of the files that the folder will hold; a new folder of such a name was meant to be a file.
+      endings: of the files in the folder; a new folder with such an ending was meant to be a file.
 
     Raises:
-      ValueError: the name ends so, or is that of a file. OSError: as `write_all`.
+      ValueError: the name has such an ending, or is that of a file. OSError: as `write_all`.
     """
     folder = os.fspath(folder)
     root, ending = os.path.splitext(folder)
@@ -91,16 +91,16 @@ def write_folder(folder: StrPath, contents: Mapping[str, bytes], endings: Sequen
             f"{folder}: expected a folder for {', '.join(sorted(contents))}, got {what}. Give a folder, such as "
             f"{(root if ending else f'{folder}_files')!r}; name=... is what the files in it are called."
         )
-    with _named(folder):
+    with _name_paths(folder):
         for part in sorted({os.path.dirname(file) for file in contents}):
             os.makedirs(os.path.join(folder, part), exist_ok=True)
-    with _named(folder):
+    with _name_paths(folder):
         _write_all({os.path.join(folder, file): data for file, data in contents.items()}, ValueError)
 
 
 @contextlib.contextmanager
-def _named(*paths: str) -> Generator[None]:
-    """Errors of the system that name a temporary file or none become errors that name the paths."""
+def _name_paths(*paths: str) -> Generator[None]:
+    """A context in which system errors that name a temporary file, or none, become errors that name the paths."""
     try:
         yield
     except OSError as error:
@@ -125,7 +125,7 @@ def _write_all(contents: Mapping[str, bytes], error: type[ValueError]) -> None:
             temporaries.append(_temporary(path, undo))
             _write_new(temporaries[-1], data, mode)
         with contextlib.ExitStack() as back:
-            # One file needs no rollback: only its last step can fail.
+            # A single file needs no rollback, because only its last step can fail.
             if len(paths) > 1:
                 for path, mode in zip(paths, modes, strict=True):
                     back.callback(_restore, path, None if mode is None else _backup(path, undo))
@@ -138,7 +138,7 @@ def _write_all(contents: Mapping[str, bytes], error: type[ValueError]) -> None:
 
 
 def _mode_at(path: str, error: type[ValueError]) -> int | None:
-    """The permissions of the file at a path; None where there is none yet."""
+    """The permissions of the file at a path; None if there is none yet."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{path}: expected a folder {folder!r}, got none: create it first.")
@@ -151,7 +151,7 @@ def _mode_at(path: str, error: type[ValueError]) -> int | None:
 
 
 def _temporary(path: str, undo: contextlib.ExitStack) -> str:
-    """A new name beside a path, which says whose it is; the file is removed when `undo` closes."""
+    """A new name beside a path that identifies its process; the file is removed when `undo` closes."""
     name = f".qjax-{_machine()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
     temporary = os.path.join(os.path.dirname(path), name)
     undo.callback(_remove, temporary)
@@ -170,7 +170,7 @@ def _write_new(path: str, data: bytes, mode: int | None) -> None:
 
 
 def _backup(path: str, undo: contextlib.ExitStack) -> str:
-    """A second name of the file at a path; a copy, where the file system has no hard links."""
+    """A second name of the file at a path, or a copy if the file system has no hard links."""
     backup = _temporary(path, undo)
     try:
         os.link(path, backup)
@@ -193,8 +193,8 @@ def _remove(path: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    # The new name survives a power cut only once its folder is on the disk. Some network file systems cannot write a
-    # folder through; the file is complete even then.
+    # The new name survives a power cut only once its folder is on the disk. Some network file systems cannot sync a
+    # folder; the file is complete even then.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -204,7 +204,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _machine() -> str:
-    """Eight digits for what gives processes their numbers: the host, and on Linux the container."""
+    """Eight digits that identify what numbers the processes: the host, and on Linux the container."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -216,9 +216,9 @@ _TEMPORARY = re.compile(r"\.qjax-([0-9a-f]{8})-([0-9]+)-[0-9a-f]{16}\.tmp")
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Remove the temporary files of processes of this machine that no longer run. What cannot be removed stays."""
+    """Remove temporary files of this machine's processes that no longer run. Those that cannot be removed stay."""
     if os.name != "posix":
-        # On other systems os.kill would end the process that it is asked about.
+        # On other systems os.kill would end the process.
         return
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -228,7 +228,7 @@ def _remove_leftovers(folder: str) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process exists; True where that cannot be told."""
+    """Whether a process exists; True if that cannot be determined."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

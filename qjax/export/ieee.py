@@ -1,7 +1,7 @@
-"""Float islands that every machine computes with the same bits.
+"""Decides which float islands every machine computes with the same bits.
 
-IEEE 754 rounds the results of `add`, `mul`, `div` and a few others exactly. Of these, and of moves and comparisons, the
-products of `qjax.Dynamic` are made. Other steps differ from machine to machine: functions such as exp come from a
+IEEE 754 defines the results of `add`, `mul`, `div` and a few others exactly. The products of `qjax.Dynamic` consist of
+these, and of moves and comparisons. Other steps differ from machine to machine: functions such as exp come from a
 library, and sums of floats depend on their order. XLA itself may round a product and a sum once instead of twice, and
 divides by a constant by multiplying with its reciprocal; so such steps have no certain bits either.
 """
@@ -26,7 +26,7 @@ convert_element_type reduce_max reduce_min""".split()  # noqa: SIM905
 
 
 def check_islands(graph: Graph, format: str) -> None:
-    """Raise for the first float island whose bits another machine may not compute.
+    """Raise an error for the first float island whose bits may differ on another machine.
 
     Raises:
       Unsupported: the message names the node, the step and the cure.
@@ -46,7 +46,7 @@ def check_islands(graph: Graph, format: str) -> None:
 
 
 def uncertain(graph: Graph, node: Node) -> Iterator[str]:
-    """What in an island's program has no certain bits."""
+    """The reasons why the bits of an island's program are not certain."""
     attributes = node.attributes
     batch = 1
     shapes = [tuple(batch if n is None else n for n in graph.tensors[name].shape) for name in node.inputs]
@@ -65,7 +65,7 @@ def uncertain(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def uncertain_equations(equations: Iterable[Equation]) -> Iterator[tuple[Equation, str]]:
-    """The same of equations of a model, in the order of execution."""
+    """The same for equations of a model, in the order of execution."""
     made: dict[object, Any] = {}
     for eqn in equations:
         shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in eqn.inputs]
@@ -77,7 +77,7 @@ def uncertain_equations(equations: Iterable[Equation]) -> Iterator[tuple[Equatio
 
 
 def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
-    """made: what computed each value, past moves."""
+    """The reasons in a jaxpr. made: what computed each value, before moves."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if (inner := float_program(eqn)) is not None:
@@ -106,7 +106,7 @@ def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
 
 
 def _is_guarded(divisor: Any, made: dict[object, Any]) -> bool:
-    """Whether the divisor is in the form of `numerics.dynamic.divided`, which XLA leaves alone."""
+    """Whether the divisor has the form of `numerics.dynamic.divided`, which XLA does not rewrite."""
     return _is_variable(divisor) and _name(made.get(divisor)) == "select_n"
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _on_any_mesh(run: Callable[[Any, list[Any]], Any]) -> Callable[[Any, list[Any]], Any]:
-    """A function of constants and inputs whose results follow the inputs where explicit axes split the batch."""
+    """A function of constants and inputs whose results are split like the inputs if explicit axes split the batch."""
     return lambda constants, inputs: in_automatic(run, (constants, inputs), along_batch(inputs))
 
 
@@ -50,10 +50,10 @@ class IntegerGraph:
     """A model of integers only, between a quantizer of its inputs and a dequantizer of its outputs.
 
     `graph(x)` takes and returns float arrays; `graph.run(codes)` is the integer part alone. Both are jitted, and pure
-    JAX: they may be called inside jit, vmap and scan. Any batch size.
+    JAX: they may be called inside jit, vmap and scan. Any batch size works.
 
     Args:
-      graph: a program, as `convert`, `load` and `read` make it; you need not make one yourself.
+      graph: a program, as made by `convert`, `load` and `read`; you need not make one yourself.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -69,20 +69,21 @@ class IntegerGraph:
 
     @property
     def target(self) -> str:
-        """The name of the target whose rounding the graph obeys."""
+        """The name of the target whose rounding the graph has."""
         return self.ir.target
 
     @with_transfers
     def __call__(self, *inputs: Any) -> Any:
         """Real inputs to real outputs, in the structure of the model's own arguments and output.
 
-        One array for each of the graph's inputs will do as well. A Python value among the arguments (a flag, None) must
-        be the one that the model was converted with, or be left out.
+        One array for each of the graph's inputs works as well. A Python value among the arguments (a flag, None) must
+        be the one with which the model was converted, or be left out.
 
         Raises:
           TypeError, ValueError: other inputs than the graph's.
-          ValueError: NaN or infinity in a concrete array, or an index for which the model gives NaN. Inside a trace NaN
-            takes the zero point, infinities saturate, and indices are clipped.
+          ValueError: NaN or infinity in a concrete array, or an index for which the model returns NaN. Inside a trace
+            NaN
+            becomes the zero point, infinities saturate, and indices are clipped.
         """
         arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
@@ -104,7 +105,7 @@ class IntegerGraph:
 
     @with_transfers
     def quantize(self, *inputs: Any) -> Any:
-        """Codes of real inputs, given as to a call: one array, or a tuple where the graph has several inputs.
+        """Codes of real inputs, passed as in a call: one array, or a tuple if the graph has several inputs.
 
         Raises:
           ValueError: NaN or infinity in a concrete array.
@@ -118,7 +119,7 @@ class IntegerGraph:
 
     @with_transfers
     def run(self, *codes: Any) -> Any:
-        """Codes to codes: the integer part by itself. The tuple that `quantize` returns will do, too."""
+        """Codes to codes: the integer part by itself. It also takes the tuple that `quantize` returns."""
         outputs = self.interpreter(*each(codes))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -137,7 +138,7 @@ class IntegerGraph:
         """A state as codes, for `step`, of a graph that was converted with `state=...`.
 
         Args:
-          values: the state as the model takes it; None: zeros. batch: of the zeros.
+          values: the state in the model's form; None: zeros. batch: of the zeros.
 
         Raises:
           ValueError: the graph has no state. TypeError, ValueError: another structure or other shapes.
@@ -161,10 +162,10 @@ class IntegerGraph:
 
     @with_transfers
     def step(self, state: Any, *inputs: Any) -> tuple[Any, Any]:
-        """One call that takes the state as codes and returns it so: (what else the model returns, the next state).
+        """One call that takes and returns the state as codes: (the other results of the model, the next state).
 
-        It computes what `graph(...)` computes, but the state is neither dequantized nor quantized between two calls.
-        Pure JAX: may be jitted and scanned.
+        It computes what `graph(...)` computes, but the state is neither dequantized nor quantized between two calls. It
+        is pure JAX and may be jitted and scanned.
 
         Args:
           state: from `graph.state` or an earlier step, also one of another graph of the same quantized model.
@@ -176,24 +177,24 @@ class IntegerGraph:
         """
         where = states.where(self.ir)
         if len(inputs) < where.argument:
-            raise TypeError(f"step: expected at least {where.argument} arguments beside the state, got {len(inputs)}.")
+            raise TypeError(f"step: expected at least {where.argument} arguments besides the state, got {len(inputs)}.")
         args = (*inputs[: where.argument], state, *inputs[where.argument :])
         arrays = integers_checked(self.ir, inputs_of(self.ir, args))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
         arrays = [jnp.asarray(x) for x in arrays]
         for name, x in zip(self.ir.inputs, arrays, strict=True):
-            if name in self._kept and str(x.dtype) != self.ir.tensors[name].dtype:
+            if name in self._state_inputs and str(x.dtype) != self.ir.tensors[name].dtype:
                 raise TypeError(
-                    f"The state's part {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got {x.dtype}. "
-                    "graph.state(values) makes codes of floats."
+                    f"The state's array {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got "
+                    f"{x.dtype}. graph.state(values) quantizes floats."
                 )
         result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
         input_checks.refuse(self.ir, *counts)
         return where.split(result)
 
     def _stepped(self, constants: Any, arrays: list[Any]) -> Any:
-        codes = quantize_inputs(self.ir, arrays, self._kept)
+        codes = quantize_inputs(self.ir, arrays, self._state_inputs)
         env = self.interpreter.tensors(constants, codes, [*self.ir.outputs, *input_checks.chosen_by(self.ir)])
         kept = {part.output for part in states.parts(self.ir)}
         leaves = [
@@ -201,19 +202,19 @@ class IntegerGraph:
             for position, name in enumerate(self.ir.outputs)
         ]
         counts = input_checks.input_faults(self.ir, arrays), input_checks.index_faults(self.ir, constants, env)
-        return result_of(self.ir, leaves), (*counts, input_checks.code_faults(self.ir, arrays, self._kept))
+        return result_of(self.ir, leaves), (*counts, input_checks.code_faults(self.ir, arrays, self._state_inputs))
 
     @functools.cached_property
-    def _kept(self) -> frozenset[str]:
-        """The inputs that are codes in a step."""
+    def _state_inputs(self) -> frozenset[str]:
+        """The inputs that remain codes in a step."""
         return frozenset(part.input for part in states.parts(self.ir) if part.input is not None)
 
     @with_transfers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph to one file, atomically; `qjax.load` reads it.
 
-        A file knows no classes of the user's own: where the model takes or returns one, the loaded graph has a dict of
-        its fields.
+        A file does not know the user's own classes: if the model takes or returns one, the loaded graph has a dict of
+        its fields instead.
         """
         artifact.save(self.ir, path)
 
@@ -229,8 +230,8 @@ class IntegerGraph:
         """Write the graph for a runtime: "onnx", "tflite", "c", "stablehlo", "pte" or "rtl"; see `qjax.export.emit`.
 
         Args:
-          profile: the device that the file is for. Its options of the emitter are taken, and the file is written only
-            if it breaks no rule. None: that of the model's recipe, where `format` is the one of its device.
+          profile: the device for which the file is. Its options of the emitter are used, and the file is written only
+            if it breaks no rule. None: that of the model's recipe, if `format` is the one of its device.
 
         Raises:
           ProfileError: rules are broken, or an option contradicts the profile; the message lists all.
@@ -257,13 +258,14 @@ class IntegerGraph:
         CC names, or by cc, gcc or clang. It is not JAX: it takes and returns numpy arrays.
 
         Args:
-          batch: examples of one call.
-          threads: that share the work of one call, by OpenMP. The codes are the same with any number of them. Then a
-            process that is forked after a call cannot call it again, and says so.
+          batch: the number of examples in one call.
+          threads: how many threads share the work of one call, by OpenMP. The codes are the same with any number. After
+            a
+            call with several threads, a forked process cannot call it again and raises an error.
 
         Raises:
           FileNotFoundError: no compiler. RuntimeError: it fails. OSError: on Windows.
-          ValueError: the graph holds what has no form in C, or threads is no whole number of at least 1.
+          ValueError: the graph contains what has no form in C, or threads is no whole number of at least 1.
         """
         from qjax.export.native import Native
 
@@ -272,9 +274,9 @@ class IntegerGraph:
 
     @with_transfers
     def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
-        """Judge the graph by what a device demands; `str()` of the verdict lists every violation with its cure.
+        """Judge the graph by a device's demands; `str()` of the verdict lists every violation with its cure.
 
-        Judged are the operators of the file that the profile's emitter writes.
+        The verdict is about the operators of the file that the profile's emitter writes.
 
         Raises:
           ValueError: an unknown profile. ModuleNotFoundError: the library that writes the format is missing.
@@ -318,7 +320,7 @@ class IntegerGraph:
 def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
     """Read a graph that `save` wrote. Nothing in the file is executed.
 
-    It takes and returns dicts, lists and tuples: a dict of the fields for every class of the user's own.
+    It takes and returns dicts, lists and tuples: each of the user's own classes is a dict of its fields.
 
     Args:
       path: of a file that `IntegerGraph.save` wrote.
@@ -332,8 +334,8 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
 
     Args:
       path: the file.
-      target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
-        runtime: onnxruntime, tflite_reference.
+      target: whose rounding the graph has; None: that of the file (if qjax wrote it), else the format's own runtime:
+        onnxruntime, tflite_reference.
     """
     with stage("read"):
         return IntegerGraph(read_file(path, target, **options))

@@ -1,4 +1,4 @@
-"""A graph as machine code in this process: the emitted C, compiled for this machine by its own compiler."""
+"""Runs a graph as machine code in this process: the emitted C, compiled for this machine by its own compiler."""
 
 import ctypes
 import os
@@ -36,16 +36,16 @@ def compiler() -> list[str]:
 
 
 class Native:
-    """The integer part of a graph for one size of the batch. Calls from several threads may overlap.
+    """The integer part of a graph for one batch size. Calls from several threads may overlap.
 
     Args:
-      graph: a finished graph. batch: examples of one call.
+      graph: a finished graph. batch: the number of examples in one call.
       interpreter: of the graph; it checks the inputs.
-      threads: that share the work of one call.
+      threads: how many threads share the work of one call.
 
     Raises:
-      FileNotFoundError: no compiler. RuntimeError: the compiler fails; the message holds what it says.
-      ValueError: the graph holds what has no form in C.
+      FileNotFoundError: no compiler. RuntimeError: the compiler fails; the message contains its output.
+      ValueError: the graph contains what has no form in C.
     """
 
     def __init__(self, graph: Graph, batch: int, interpreter: Interpreter, threads: int = 1) -> None:
@@ -64,7 +64,7 @@ class Native:
             if done.returncode:
                 cure = "\nSeveral threads need a compiler with OpenMP: gcc, or clang with libomp." if several else ""
                 raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}{cure}")
-            # a loaded library stays, though its file goes
+            # a loaded library remains usable after its file is deleted
             self._function: Any = ctypes.CDLL(os.path.join(folder, f"{_NAME}.so"))[f"{_NAME}_run"]
         self._function.restype = None
         lines = texts[f"{_NAME}.h"].splitlines()
@@ -95,7 +95,7 @@ class Native:
         return found[0] if len(found) == 1 else tuple(found)
 
     def _check_process(self) -> None:
-        """The threads of OpenMP do not exist in a forked process, where a call would wait for them for ever."""
+        """OpenMP's threads do not exist in a forked process, where a call would wait for them forever."""
         if self._process is None:
             self._process = os.getpid()
         if self._process != os.getpid():

@@ -1,7 +1,7 @@
 """ONNX's operators on codes, as data: the float operator of each, and the roles of its inputs.
 
-The reader takes them apart by this table (DequantizeLinear, the float operator, QuantizeLinear), an emitter puts them
-together by it. Sources: the specification of ONNX (QLinearConv, QLinearMatMul, MatMulInteger, ConvInteger) and ONNX
+The reader decomposes them by this table (DequantizeLinear, the float operator, QuantizeLinear), and an emitter combines
+them by it. Sources: the specification of ONNX (QLinearConv, QLinearMatMul, MatMulInteger, ConvInteger) and ONNX
 Runtime's docs/ContribOperators.md (domain com.microsoft).
 """
 
@@ -18,11 +18,11 @@ class OnCodes:
     Attributes:
       name, domain: of the operator.
       real: the float operator that it computes (of ONNX's own domain), between two changes of the grid.
-      operands: the roles of the tensors that flow in, in the order of the float operator's inputs.
+      operands: the roles of the tensors that are data, in the order of the float operator's inputs.
       roles: of its inputs, in order. Role r of a tensor is followed by "r_scale" and "r_zero_point"; y's two belong to
         the output; "bias" is int32 on the accumulator's grid.
-      variadic: y's two come first, and then any number of operands with theirs (QLinearConcat).
-      attributes: those that it has beside the float operator's.
+      variadic: whether y's two come first, and then any number of operands with theirs (QLinearConcat).
+      attributes: those that it has in addition to the float operator's.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """JSON without surprises: no NaN, no duplicate keys, bounded size, depth and numbers.
 
-A file may come from anybody, and a checksum proves only that it arrived as it was sent. So every value is
-checked for its type and its bounds before use; the accessors below name the place of what they refuse.
+A file may come from anybody, and a checksum only proves that it arrived as it was sent. So every value is checked for
+its type and its bounds before use; the functions below name the location of what they refuse.
 """
 
 import json
@@ -18,16 +18,16 @@ INT64 = (-(2**63), 2**63 - 1)
 
 
 class ArtifactError(ValueError):
-    """A file, or a graph to be written to one, that breaks the format; the message says what was expected."""
+    """A file, or a graph to be written to one, that breaks the format; the message tells what was expected."""
 
 
 def dumps(value: Any, where: str) -> str:
-    """Compact JSON, keys in the order given. Raises ArtifactError for what JSON cannot hold exactly."""
+    """Compact JSON, with keys in the given order. Raises ArtifactError for what JSON cannot represent exactly."""
     return json.dumps(plain(value, where), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def loads(text: str, where: str) -> Any:
-    """Parse strictly. Memory is bounded before the parser starts: it makes at most MAX_VALUES values."""
+    """Parse strictly. Memory is bounded before the parser starts, because it makes at most MAX_VALUES values."""
     values = text.count(",") + text.count("[") + text.count("{") + 1
     if values > MAX_VALUES:
         raise ArtifactError(f"{where}: expected at most {MAX_VALUES} JSON values, got about {values}.")
@@ -160,7 +160,7 @@ def _finite(text: str) -> float:
 
 
 def _bounded(text: str) -> int:
-    # Longer digits cost quadratic time before any range check could see the value.
+    # Converting longer digits would take quadratic time before any range check could see the value.
     if len(text) > 20:
         raise ArtifactError(f"expected integers of at most 64 bits, got {text[:40]}.")
     return int(text)

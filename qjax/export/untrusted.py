@@ -1,4 +1,4 @@
-"""What a graph from a file must pass before anybody gets it. A digest proves nothing about the content."""
+"""The checks that a graph from a file must pass before anybody gets it. A digest proves nothing about the content."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from qjax.graph.structure import positions
 
 
 def check_read(graph: Graph) -> Graph:
-    """Verify all that a file states about a program: its nodes, its tensors, its sums and its metadata.
+    """Verify everything that a file states about a program: its nodes, its tensors, its sums and its metadata.
 
     Raises:
       GraphError: names what is stated and what was expected.
@@ -23,8 +23,8 @@ def check_read(graph: Graph) -> Graph:
     except GraphError:
         raise
     except Exception as error:
-        # As in `check_computed`: a field that cannot be fails anywhere.
-        raise GraphError(f"The graph's fields do not fit each other ({type(error).__name__}: {error}).") from error
+        # As in `check_computed`, an impossible field can fail anywhere.
+        raise GraphError(f"The graph's fields contradict each other ({type(error).__name__}: {error}).") from error
     return graph
 
 

@@ -1,4 +1,4 @@
-"""What qjax knows of JAX's own programs (jaxprs), apart from what it makes of them.
+"""Tools for JAX's own programs (jaxprs), independent of what qjax makes of them.
 
-`evaluator` computes a jaxpr in numpy, without compiling it; `rules` holds what each primitive computes.
+`evaluator` computes a jaxpr in NumPy without compiling it; `rules` defines what each primitive computes.
 """

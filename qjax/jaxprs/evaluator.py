@@ -1,18 +1,18 @@
-"""Evaluates a jaxpr in numpy, so that a graph's codes are known without compiling it.
+"""Evaluates a jaxpr in NumPy, bit for bit as XLA would but without compiling it.
 
-Compiling an integer kernel takes XLA seconds, and computing a small tensor with it takes microseconds. Numpy has the
-same integers, and IEEE 754 fixes the result of a float addition, product, quotient, square root, comparison and
+Compiling an integer kernel takes XLA seconds, whereas computing a small tensor with it takes microseconds. NumPy has
+the same integers, and IEEE 754 defines the result of a float addition, product, quotient, square root, comparison and
 conversion:
 
     evaluate(jax.make_jaxpr(lambda x: x * x + 1)(np.int8(3)), np.int8(3))  ->  [np.int8(10)]
 
-A primitive whose result depends on who computes it (`exp`, a sum or product of float arrays, random bits, an order that
-is not stable) is refused. Where XLA may fuse a float product and a sum, which rounds once instead of twice, its result
-differs from the one here; the kernels of qjax keep the two apart. Subnormal floats are zeros here, as they are where
-XLA compiles for a CPU.
+A primitive whose result depends on the implementation (`exp`, a sum or product of float arrays, random bits, an
+unstable order) raises `Unsupported`. XLA may fuse a float product and a sum, which rounds once instead of twice, so its
+result may differ from the one here; the kernels of qjax prevent this fusion. Subnormal floats count as zeros here, as
+they do where XLA compiles for a CPU.
 
-A program is read once: each equation becomes a function of arrays and the places of its operands and results, so that
-a run is a loop over those.
+A program is read once: each equation becomes a function of arrays plus the positions of its operands and results, so a
+run is a loop over those.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ from qjax.support.errors import Unsupported
 Rule = Callable[..., Any]
 Otherwise = Callable[[Any, Arrays], Sequence[Any]]
 Program = Callable[[ClosedJaxpr, Arrays], list[Any]]
-"""Runs a program within another."""
+"""Runs a program inside another."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One equation. run: of the operands. reads: places of those; writes: places and types of the results.
+    """One equation. run: computes it from its operands. reads: their positions; writes: those of its typed results.
 
-    unread: places that nothing reads any more behind this step.
+    unread: positions that nothing reads after this step.
     """
 
     name: str
@@ -62,7 +62,7 @@ class _Step:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """size: number of places; constants and inputs come first. literals: place and array of what stands in the text."""
+    """size: number of positions; constants and inputs come first. literals: position and array of each literal."""
 
     size: int
     literals: Sequence[tuple[int, np.ndarray]]
@@ -71,11 +71,12 @@ class _Plan:
 
 
 class Evaluator:
-    """Evaluates programs, and keeps how it read them.
+    """Evaluates programs, and reads each of them only once.
 
     Args:
-      rules: how to compute further primitives, or some in another way: functions of the type of the first output, the
-        primitive's parameters and the operands.
+      rules: rules for further primitives, or replacements of the default ones: functions of the type of the first
+        output,
+        the primitive's parameters and the operands.
       otherwise: computes the equations that have no rule.
     """
 
@@ -88,12 +89,12 @@ class Evaluator:
 
         Args:
           program: any jaxpr, also with calls, branches and loops.
-          arguments: one array for each of its inputs, of its shape and dtype.
+          arguments: one array for each of its inputs, with its shape and dtype.
 
         Raises:
-          Unsupported: a primitive whose result IEEE 754 and integer arithmetic do not fix, and which has no rule.
+          Unsupported: a primitive without a rule, whose result IEEE 754 and integer arithmetic do not define.
         """
-        # overflow and division by zero have the results that JAX has, so numpy need not warn of them
+        # NumPy need not warn: overflow and division by zero have the same results as in JAX
         with np.errstate(all="ignore"):
             return self._program(program, [_array(x) for x in arguments])
 
@@ -117,13 +118,13 @@ class Evaluator:
             for (place, shape, dtype), made in zip(step.writes, results, strict=True):
                 result = made if type(made) is np.ndarray else _array(made)
                 if result.shape != shape or result.dtype != dtype:
-                    # an evaluator that disagrees with JAX about a type has a rule that is wrong
+                    # if the evaluator disagrees with JAX about a type, one of its rules is wrong
                     raise AssertionError(
-                        f"evaluator: {step.name} has the type {dtype}{list(shape)}, computed was {result.dtype}"
+                        f"evaluator: expected {step.name} to have the type {dtype}{list(shape)}, got {result.dtype}"
                         f"{list(result.shape)}."
                     )
                 values[place] = result
-            # tensors of a network that nothing reads any more would fill the memory
+            # free tensors that nothing reads any more, because those of a network would fill the memory
             for place in step.unread:
                 values[place] = None
         return [values[place] for place in plan.results]
@@ -165,7 +166,7 @@ class Evaluator:
         return _Plan(size, literals, steps, results)
 
     def rule(self, eqn: Any) -> Callable[[Arrays], Sequence[Any]]:
-        """What an equation computes of its operands; what it is made of is decided here, once."""
+        """The function that computes an equation from its operands; what can be decided once is decided here."""
         name, params = eqn.primitive.name, eqn.params
         if (inner := called_program(eqn)) is not None:
             return functools.partial(self._program, inner)
@@ -202,10 +203,10 @@ def _called(rule: Rule, out: Any, params: Any) -> Callable[[Arrays], Sequence[An
 
 
 def _own(eqn: Any, out: Any) -> Callable[[Arrays], Sequence[Any]] | None:
-    """Under the rules of `rules.py`; None where there is none."""
+    """The equation's rule in `rules.py`, or None if there is none."""
     name = eqn.primitive.name
     operands = [atom.aval for atom in eqn.invars]
-    # random keys and other types that only JAX has are not numpy's, which keeps integers of 2 and 4 bits in whole bytes
+    # NumPy has no random keys and other types of JAX alone, and it stores integers of 2 and 4 bits in whole bytes
     if not all(map(_is_numpy, (*operands, out))):
         return None
     made = None
@@ -223,7 +224,7 @@ def _own(eqn: Any, out: Any) -> Callable[[Arrays], Sequence[Any]] | None:
 def _flushed(
     made: Callable[[Arrays], Sequence[Any]], inputs_can: Sequence[bool], output_can: bool
 ) -> Callable[[Arrays], Sequence[Any]]:
-    """The function, with zeros in place of subnormal floats before and behind it; whether there can be any."""
+    """The function with subnormal floats replaced by zeros in its inputs and its output, if there can be any."""
     if not output_can and not any(inputs_can):
         return made
 
@@ -242,7 +243,7 @@ def _is_numpy(aval: Any) -> bool:
 
 
 def _array(x: Any) -> Any:
-    """In numpy, but for random keys."""
+    """As a NumPy array, except for random keys."""
     if type(x) is np.ndarray:
         return x
     is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None) or np.float32, jax.dtypes.extended)
@@ -258,16 +259,16 @@ def evaluate_elementwise(primitive: str, *operands: np.ndarray) -> np.ndarray:
     """The result of an elementwise primitive without parameters on integers or booleans, which broadcast.
 
     Raises:
-      KeyError: the primitive is no such function.
+      KeyError: the primitive is not such a function.
     """
     with np.errstate(all="ignore"):
         return np.asarray(ELEMENTWISE[primitive](*operands))
 
 
 def run_in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as `jax.jit` would run it, but computed in numpy: traced once for each shape, never compiled.
+    """The function as `jax.jit` would run it, but computed in NumPy: traced once for each shape, never compiled.
 
-    Its results are arrays of numpy. Tracers are given to the function itself.
+    Its results are NumPy arrays. For tracers, the function itself is called.
     """
     traced: dict[Any, tuple[ClosedJaxpr, Any]] = {}
 
@@ -304,7 +305,7 @@ def _while(eqn: Any, inputs: Arrays, run: Program) -> Sequence[Any]:
 
 
 def _scan(eqn: Any, inputs: Arrays, run: Program) -> Sequence[Any]:
-    """What is a constant, a carry or a slice is told by ranks: jax's parameters for it differ by version."""
+    """Ranks tell constants, carries and slices apart, because jax's parameters for them differ by version."""
     body, length = eqn.params["jaxpr"], eqn.params["length"]
     inner, outer = body.jaxpr.outvars, eqn.outvars
     carries = sum(len(a.aval.shape) == len(b.aval.shape) for a, b in zip(inner, outer, strict=True))
@@ -325,7 +326,7 @@ _CONTROL: Mapping[str, Callable[[Any, Arrays, Program], Sequence[Any]]] = {
     "cond": _cond,
     "while": _while,
     "scan": _scan,
-    # every branch computes the same numbers, the others in ways that XLA is fast at
+    # every branch computes the same numbers; the others do so in ways that are fast in XLA
     "platform_index": lambda eqn, inputs, run: [np.int32(eqn.params["platforms"].index(None))],
     "optimization_barrier": lambda eqn, inputs, run: inputs,
 }

@@ -1,8 +1,8 @@
-"""What primitives of JAX compute, in numpy: each rule takes its result's type, its parameters and its operands.
+"""What JAX's primitives compute, in NumPy: each rule takes its result's type, its parameters and its operands.
 
-A rule gives XLA's bits where integer arithmetic and IEEE 754 fix them: integers wrap, shifts by the width or more move
-every bit out, divisions by zero have XLA's results, and a slice beyond the array's end moves back into it. Anything
-else raises `Unsupported`.
+A rule returns XLA's bits where integer arithmetic and IEEE 754 define them: integers wrap, a shift by at least the
+width moves every bit out, divisions by zero have XLA's results, and a slice beyond the array's end moves back into it.
+Anything else raises `Unsupported`.
 """
 
 import math
@@ -18,29 +18,29 @@ Arrays = Sequence[Any]
 
 
 def unsupported(name: str, inputs: Arrays) -> Unsupported:
-    """The error of a primitive without a rule."""
+    """The error for a primitive without a rule."""
     types = ", ".join(str(x.dtype) for x in inputs)
     return Unsupported(
-        f"the primitive {name!r} of {types} has no result that integer arithmetic and IEEE 754 fix, so numpy cannot "
-        "stand for XLA"
+        f"the primitive {name!r} of {types} has no result that integer arithmetic and IEEE 754 define, so numpy cannot "
+        "replace XLA"
     )
 
 
 def is_float(dtype: Any) -> bool:
-    """Also bfloat16 and other types that numpy itself does not know."""
+    """Whether a dtype is a float, including bfloat16 and others that NumPy itself does not know."""
     return np.dtype(dtype).kind not in "iub" and "int" not in np.dtype(dtype).name
 
 
 # ---------------------------------------------------------------------------- subnormal floats
 
 LEAST = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float64": 2.0**-1022}
-"""The least normal numbers. Sixteen bits are computed in 32, where those of float16 are normal."""
+"""The smallest normal numbers. Types of 16 bits are computed in 32, where the subnormals of float16 are normal."""
 _BITS_ALONE = frozenset({"abs", "copy", "copy_p", "is_finite", "neg", "nextafter", "rem", "select_n", "stop_gradient"})
 _ARITHMETIC = frozenset({"convert_element_type", "integer_pow", "reduce_max", "reduce_min", "round"})
 
 
 def takes_subnormals_for_zero(name: str, dtypes: Sequence[Any]) -> bool:
-    """Whether XLA on a CPU computes with zeros of their signs in place of them, and gives such zeros.
+    """Whether XLA on a CPU treats subnormal operands as zeros (with their signs) and returns such zeros.
 
     dtypes: of the operands and the result.
     """
@@ -50,7 +50,7 @@ def takes_subnormals_for_zero(name: str, dtypes: Sequence[Any]) -> bool:
 
 
 def without_subnormals(x: np.ndarray) -> np.ndarray:
-    """The floats with zeros in place of those that are less than the least normal one."""
+    """The floats, with zeros instead of subnormal numbers."""
     small = np.abs(x) < LEAST[x.dtype.name]
     return np.where(small, np.copysign(x.dtype.type(0), x), x) if np.any(small) else x
 
@@ -59,7 +59,7 @@ def without_subnormals(x: np.ndarray) -> np.ndarray:
 
 
 def _shift(function: Callable[..., Any], fill: Callable[[np.ndarray], Any]) -> Callable[..., Any]:
-    """A shift by the number of bits or more, which numpy leaves open, moves every bit out."""
+    """A shift that moves every bit out if it is by the number of bits or more, which NumPy does not define."""
 
     def shift(x: np.ndarray, by: np.ndarray) -> np.ndarray:
         bits = x.dtype.itemsize * 8
@@ -72,7 +72,7 @@ def _shift(function: Callable[..., Any], fill: Callable[[np.ndarray], Any]) -> C
 
 
 def _shift_arithmetic(x: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """XLA copies the highest bit of unsigned integers, too."""
+    """An arithmetic shift that copies the highest bit of unsigned integers too, as XLA does."""
     signed = np.dtype(f"i{x.dtype.itemsize}")
     return np.right_shift(x.view(signed), by.view(signed)).view(x.dtype)
 
@@ -87,7 +87,7 @@ def _count_ones(x: np.ndarray) -> np.ndarray:
 
 
 def _sign(x: np.ndarray) -> np.ndarray:
-    """A zero keeps its own sign."""
+    """The sign of a number; a zero returns itself, with its own sign."""
     return np.copysign(np.sign(x), x).astype(x.dtype) if is_float(x.dtype) else np.sign(x)
 
 
@@ -105,14 +105,14 @@ def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     wraps = np.logical_and(x == least, y == -1)
     safe = np.where(np.logical_or(y == 0, wraps), 1, y).astype(x.dtype)
     quotient = np.floor_divide(x, safe)
-    # towards zero
+    # round towards zero
     quotient = quotient + np.logical_and(quotient < 0, quotient * safe != x)
     return np.where(y == 0, -1, np.where(wraps, least, quotient)).astype(x.dtype)
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if is_float(x.dtype):
-        # of the two, XLA takes only what is divided by for zero
+        # of the two operands, XLA treats only a subnormal divisor as zero
         return np.fmod(x, without_subnormals(y) if y.dtype.name in LEAST else y)
     zero = y == 0
     safe = np.where(zero, 1, y).astype(x.dtype)
@@ -131,7 +131,7 @@ def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _bit_length(x: np.ndarray) -> np.ndarray:
-    """Of integers from 0 to 2^32 - 1: the exponent of their float64, which is exact."""
+    """The bit length of integers from 0 to 2^32 - 1: the exponent of their float64, which is exact."""
     return np.frexp(x.astype(np.float64))[1]
 
 
@@ -188,7 +188,7 @@ INTEGERS_ONLY = frozenset({"clz", "population_count", "shift_left", "shift_right
 
 
 def convert(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """JAX's cast: integers wrap, floats are rounded to the nearest even, or cut, and saturate to integers."""
+    """JAX's cast: integers wrap; floats are rounded to nearest even, or truncated and saturated to integers."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return x != 0
@@ -196,7 +196,7 @@ def convert(x: np.ndarray, dtype: Any) -> np.ndarray:
         return x.astype(dtype)
     limits = np.iinfo(dtype)
     wide = np.trunc(x.astype(np.float64))
-    # 2^63 is no int64, so what reaches the greatest value does not take part in the cast
+    # 2^63 does not fit int64, so numbers from the greatest value on are not cast
     high = wide >= float(limits.max)
     low = wide <= float(limits.min)
     inside = np.where(np.logical_or(np.logical_or(high, low), np.isnan(wide)), 0, wide)
@@ -211,7 +211,7 @@ def _convert(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
 def _round(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
     if int(params["rounding_method"]) == 1:
         return np.rint(x)
-    # away from zero: adding 0.5 may round up what is just below, and floor does not
+    # round away from zero; adding 0.5 and taking floor would round up the number just below 0.5
     whole = np.trunc(x)
     half = x.dtype.type(0.5)
     return np.copysign(whole + np.where(np.abs(x - whole) >= half, np.sign(x), x.dtype.type(0)), x)
@@ -257,7 +257,7 @@ def _pad(out: Any, params: Any, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
 
 
 def pad(x: np.ndarray, fill: Any, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """lax.pad: (before, after, between) per axis, of which the first two may be negative."""
+    """lax.pad: (before, after, between) per axis; the first two may be negative."""
     for axis, (low, high, between) in enumerate(config):
         size = x.shape[axis]
         inner = size + max(size - 1, 0) * between
@@ -272,7 +272,7 @@ def pad(x: np.ndarray, fill: Any, config: Sequence[tuple[int, int, int]]) -> np.
 
 
 def _starts(x: np.ndarray, sizes: Sequence[int], starts: Arrays) -> list[int]:
-    """JAX moves a slice that would reach beyond the array back into it."""
+    """The starts of a slice, moved so that the slice lies inside the array, as in JAX."""
     return [min(max(int(s), 0), n - size) for s, n, size in zip(starts, x.shape, sizes, strict=True)]
 
 
@@ -375,7 +375,7 @@ _STEPS: Mapping[str, Any] = {
 
 
 def _steps_of(params: Any, name: str, operands: Arrays) -> list[Any]:
-    """The ufuncs of a reduction that holds its step as a program: one for each operand, which takes its own pair."""
+    """The ufuncs of a reduction that contains its step as a program: one for each operand."""
     body = params["jaxpr"]
     body = getattr(body, "jaxpr", body)
     count = len(operands)
@@ -392,7 +392,7 @@ def _steps_of(params: Any, name: str, operands: Arrays) -> list[Any]:
 
 
 def _only_step(eqn: Any) -> str:
-    """The primitive of an equation, also where it is called by a function that does nothing else."""
+    """The primitive of an equation, or of the only equation of a function that it calls."""
     inner = called_program(eqn)
     if inner is None or len(inner.jaxpr.eqns) != 1 or list(inner.jaxpr.eqns[0].invars) != list(inner.jaxpr.invars):
         return eqn.primitive.name
@@ -434,7 +434,7 @@ def _cumulative(function: Any) -> Callable[..., np.ndarray]:
 
 
 def _windows(x: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> np.ndarray:
-    """Each axis as its windows, and after all axes the places in a window."""
+    """Each axis split into its windows, followed by the positions within a window of all axes."""
     reach = [(size - 1) * d + 1 for size, d in zip(sizes, dilation, strict=True)]
     if any(n < r for n, r in zip(x.shape, reach, strict=True)):
         empty = [max((n - r) // s + 1, 0) for n, r, s in zip(x.shape, reach, strides, strict=True)]
@@ -463,14 +463,14 @@ def _window(fixed: Any) -> Callable[..., np.ndarray]:
 # ---------------------------------------------------------------------------- products
 
 _EXACT = 2**53
-"""Integers up to here are exact in float64, whose products have fast routines; those of integers do not."""
+"""Up to here integers are exact in float64, whose matrix products are fast; those of integers are slow in NumPy."""
 
 
 def multiply(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
-    """Matrices of integers: (..., m, k) times (..., k, n), whose sums wrap in the dtype.
+    """Matrix products of integers, (..., m, k) times (..., k, n), whose sums wrap in the dtype.
 
     Raises:
-      Unsupported: for floats, whose sum depends on its order unless there is a single term.
+      Unsupported: for floats, because their sum depends on its order unless there is a single term.
     """
     if is_float(a.dtype) or is_float(b.dtype):
         if a.shape[-1] != 1:
@@ -490,7 +490,7 @@ Product = Callable[[np.ndarray, np.ndarray, Any], np.ndarray]
 
 
 def dot(out: Any, params: Any, lhs: np.ndarray, rhs: np.ndarray, product: Product = multiply) -> np.ndarray:
-    """`lax.dot_general` as one product of matrices."""
+    """`lax.dot_general` as one matrix product."""
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     left_free = [a for a in range(lhs.ndim) if a not in left and a not in left_batch]
     right_free = [a for a in range(rhs.ndim) if a not in right and a not in right_batch]
@@ -507,7 +507,7 @@ def _size(x: np.ndarray, axes: Sequence[int]) -> int:
 
 
 def convolve(out: Any, params: Any, lhs: np.ndarray, rhs: np.ndarray, product: Product = multiply) -> np.ndarray:
-    """`lax.conv_general_dilated` as one product of matrices for each group."""
+    """`lax.conv_general_dilated` as one matrix product for each group."""
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     if params["batch_group_count"] != 1:
         raise unsupported("conv_general_dilated with batch groups", [lhs, rhs])
@@ -544,7 +544,7 @@ def _top_k(out: Any, params: Any, x: np.ndarray) -> list[np.ndarray]:
     if is_float(x.dtype):
         raise unsupported("top_k", [x])
     axis, k = params.get("axis", x.ndim - 1), params["k"]
-    # ~x reverses the order of integers, and equal ones keep theirs
+    # ~x reverses the order of integers, and a stable sort then preserves the order of equal ones
     order = np.argsort(np.invert(x), axis=axis, kind="stable")
     order = np.take(order, range(k), axis=axis)
     return [np.take_along_axis(x, order, axis=axis), order.astype(np.int32)]

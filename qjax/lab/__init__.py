@@ -1,4 +1,4 @@
-"""Studies of your own: predict, measure, draw, and a page; sweeps that resume and give a table.
+"""Tools for your own studies: predict, measure, draw and write a page; and sweeps that resume and return a table.
 
 Pictures need matplotlib: `pip install "qjax-quant[lab]"`.
 """

@@ -1,4 +1,4 @@
-"""The machine and the versions behind a number."""
+"""Describes the machine and the library versions with which a number was measured."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from qjax.support.version import __version__
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made with."""
+    """The machine and the versions, as JSON values."""
     info = Path("/proc/cpuinfo")
     cpu = _cpu(info.read_text() if info.exists() else "") or platform.processor() or platform.machine()
     versions = {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__}
@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu(info: str) -> str:
-    """The first processor's name in the text of /proc/cpuinfo, with the numbers that tell apart CPUs of one name."""
+    """The first processor's name in the text of /proc/cpuinfo, with the numbers that distinguish CPUs of that name."""
     fields: dict[str, str] = {}
     for key, _, value in (line.partition(":") for line in info.splitlines()):
         fields.setdefault(key.strip(), value.strip())
@@ -35,6 +35,6 @@ def _cpu(info: str) -> str:
 
 
 def made_on() -> str:
-    """The sentence of a page that says so."""
+    """The sentence that tells the readers of a page on which machine it was made."""
     made = machine()
     return f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}."

@@ -1,4 +1,4 @@
-"""A study's page: question, answer and picture; then method, predictions and measurements."""
+"""Writes a study's page: question, answer and picture first; then method, predictions and measurements."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from qjax.lab.running import Result
 
 LONGEST_REASON = 60
-"""Letters of a reason within the table of predictions; a longer one is a note below."""
+"""Characters of a reason in the table of predictions; a longer one becomes a note below."""
 
 
 def shown(value: Any) -> str:
@@ -26,7 +26,7 @@ def page(result: "Result") -> str:
     """The page in Markdown.
 
     Args:
-      result: of `run`.
+      result: what `run` returned.
     """
     return "\n".join(_lines(result)) + "\n"
 
@@ -69,7 +69,7 @@ def _lines(result: "Result") -> Iterator[str]:
 
 
 def _reason(why: str, notes: list[str]) -> str:
-    """A short reason as it is; of a long one the number of a note below the table."""
+    """A short reason unchanged; for a long one, the number of a note below the table."""
     if len(why) <= LONGEST_REASON:
         return why
     if why not in notes:

@@ -1,4 +1,4 @@
-"""Runs a study from its predictions to its page."""
+"""Runs a study: states its predictions, measures, compares, and writes the page."""
 
 import dataclasses
 import io
@@ -26,8 +26,8 @@ class Result:
     Args:
       study, settings: what ran.
       predictions: all of them, as they were stated.
-      measurement: what came out.
-      seconds: of predictions (some need a trained network) and measurement, by the clock.
+      measurement: the measured values.
+      seconds: the time that predictions (some need a trained network) and measurement took.
     """
 
     study: Study
@@ -38,12 +38,12 @@ class Result:
 
     @property
     def left(self) -> list[Prediction]:
-        """The predictions whose band the measurement left."""
+        """The predictions that failed, because the measured value lies outside of the band."""
         return [p for p in self.predictions if not p.holds(self.measurement.values[p.name])]
 
 
 def run(study: Study, settings: Settings, console: Console | None = None) -> Result:
-    """State the predictions, measure, compare.
+    """State the predictions, measure, and compare.
 
     Args:
       study: what to run.
@@ -51,7 +51,7 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
       console: where the progress is printed; None: standard error.
 
     Raises:
-      ValueError: a study that does not measure what it predicts, or predicts one thing twice.
+      ValueError: a study that does not measure what it predicts, or predicts the same thing twice.
     """
     console = console or Console(stderr=True)
     console.print(f"[bold]{study.name}[/bold]: {study.title}")
@@ -59,14 +59,19 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
     predictions = tuple(study.predict(settings))
     twice = {p.name for i, p in enumerate(predictions) if p.name in {q.name for q in predictions[:i]}}
     if twice:
-        raise ValueError(f"{study.name}: predicted twice: {', '.join(sorted(twice))}. Give each a name of its own.")
+        raise ValueError(
+            f"{study.name}: predicted twice: {', '.join(sorted(twice))}. Give each prediction its own name."
+        )
     for p in predictions:
         console.print(f"predicted {shown(p.low)} .. {shown(p.high)}: {p.name}", style="dim", highlight=False)
     measurement = study.measure(settings)
     seconds = time.perf_counter() - start
     if set(measurement.values) != {p.name for p in predictions}:
         missing = {p.name for p in predictions} ^ set(measurement.values)
-        raise ValueError(f"{study.name}: predicted and measured differ in {', '.join(sorted(missing))}.")
+        raise ValueError(
+            f"{study.name}: expected a measured value for each prediction and no others, but "
+            f"{', '.join(sorted(missing))} is only predicted or only measured."
+        )
     result = Result(study, settings, predictions, measurement, seconds)
     table = Printed("prediction", "band", "measured", "")
     for p in predictions:
@@ -79,14 +84,15 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
 
 
 def write(result: Result, folder: Path) -> None:
-    """`NAME.json`, `NAME.png` and `NAME.md` in a folder, all of them or none.
+    """Write `NAME.json`, `NAME.png` and `NAME.md` to a folder, all of them or none.
 
     Args:
-      result: of `run`.
-      folder: made where it is missing.
+      result: what `run` returned.
+      folder: created if it is missing.
 
     Raises:
-      ModuleNotFoundError: matplotlib is missing. TypeError: the study's data are not JSON.
+      ModuleNotFoundError: matplotlib is missing.
+      TypeError: the study's data are not JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = result.study.name
@@ -120,7 +126,7 @@ def _picture(result: Result) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('A study draws with matplotlib: pip install "qjax-quant[lab]".') from error
+        raise ModuleNotFoundError('Drawing a study needs matplotlib: pip install "qjax-quant[lab]".') from error
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     FigureCanvasAgg(figure)  # draws to files; works without a display
     result.study.draw(figure, result.measurement.data)
@@ -130,7 +136,7 @@ def _picture(result: Result) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """The same in JSON's types; a number that JSON has not (NaN, an infinity) by its name, so that it can be read."""
+    """The value in JSON's types; a number that JSON does not have (NaN, an infinity) becomes its name."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, float):

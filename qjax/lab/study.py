@@ -1,4 +1,4 @@
-"""What a study is: predictions with their bands, a measurement, a picture, and what they come to."""
+"""What a study consists of: predictions with their bands, a measurement, a picture, and conclusions."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ class Settings:
     """How a study runs.
 
     Args:
-      seed: of everything that is drawn at random.
-      full: as many samples, sizes and seeds as the study can use.
+      seed: the seed of everything that is drawn at random.
+      full: whether to use as many samples, sizes and seeds as the study can.
     """
 
     seed: int = 0
@@ -23,11 +23,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A band, stated before anything is measured.
+    """A predicted band, stated before anything is measured.
 
     Args:
       name: what is measured, with its unit.
-      low, high: the band, both ends inside.
+      low, high: the ends of the band, which belong to it.
       why: the formula or the source, and where the width comes from.
     """
 
@@ -58,13 +58,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What came out.
+    """What a study measured.
 
     Args:
       values: one for each prediction, by its name.
       tables: figures for the page.
       data: what the picture draws, JSON values.
-      conclusion: what it comes to, Markdown. Figures in it are put in from the measurement, never written by hand.
+      conclusion: what the figures mean, in Markdown. It takes its figures from the measurement; none is typed by hand.
     """
 
     values: Mapping[str, float]
@@ -75,17 +75,17 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """One question.
+    """One question, with the functions that answer it.
 
     Args:
-      name: of its files.
-      title: of its page.
-      question, method: Markdown, without figures that are measured.
+      name: the name of its files.
+      title: the title of its page.
+      question, method: Markdown, without measured figures.
       predict: yields the predictions; it sees the settings only.
       measure: does the work.
       draw: fills a matplotlib figure from `Measurement.data`.
       answer: what a practitioner should do, Markdown, at the top of the page.
-      command: that makes the page, for its readers.
+      command: the command that makes the page, for its readers.
     """
 
     name: str
@@ -100,23 +100,23 @@ class Study:
 
 
 def binomial_band(probability: float, samples: int, sigmas: float = 5.0) -> tuple[float, float]:
-    """Where the share of independent trials that succeed lies: `p -+ sigmas sqrt(p (1 - p) / n)`.
+    """The band of the share of independent trials that succeed: `p -+ sigmas sqrt(p (1 - p) / n)`.
 
     Args:
-      probability: of one success, p.
+      probability: the probability of one success, p.
       samples: the number of trials, n.
-      sigmas: half the width in standard deviations; a run in two millions leaves a band of 5.
+      sigmas: half the width in standard deviations; one run in two million falls outside of a band of 5.
     """
     spread = sigmas * (probability * (1 - probability) / samples) ** 0.5
     return probability - spread, probability + spread
 
 
 def mean_band(mean: float, deviation: float, samples: int, sigmas: float = 5.0) -> tuple[float, float]:
-    """Where the mean of independent numbers lies: `mean -+ sigmas deviation / sqrt(n)`.
+    """The band of the mean of independent numbers: `mean -+ sigmas deviation / sqrt(n)`.
 
     Args:
-      mean, deviation: of one number, its expectation and its standard deviation.
-      samples: how many numbers, n.
+      mean, deviation: the expectation and the standard deviation of one number.
+      samples: how many numbers there are, n.
       sigmas: half the width in standard errors.
     """
     spread = sigmas * deviation / samples**0.5

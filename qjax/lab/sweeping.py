@@ -1,4 +1,7 @@
-"""Sweeps: one function over every combination of some values, kept row by row, so that a killed sweep goes on."""
+"""Sweeps: call a function for every combination of some values, save row by row, and resume after a crash.
+
+sweep(measure, {"bits": [2, 4], "seed": [0, 1]}, rows="rows.jsonl")    ->    4 rows, one for each call
+"""
 
 import csv
 import io
@@ -22,11 +25,11 @@ from qjax.support.version import __version__
 Point = dict[str, Any]
 Row = dict[str, Any]
 SECONDS, ERROR = "seconds", "error"
-"""Columns that a sweep adds: the time of a row, and the message where the function failed."""
+"""Columns that a sweep adds: the time of a row, and the message of a function that failed."""
 
 
 class SweepError(ValueError):
-    """A sweep that cannot start or go on; the message says what was expected, what came, and the cure."""
+    """A sweep that cannot start or continue; the message tells what was expected, what came, and the cure."""
 
 
 class Rows(Sequence[Row]):
@@ -55,7 +58,7 @@ class Rows(Sequence[Row]):
     def mean(self, result: str, over: str | Sequence[str] = "seed") -> "Rows":
         """One row for each combination of the other axes: the mean of a result, its standard error, and the count.
 
-        over: the axes that are averaged. The standard error is NaN where there is one row.
+        over: the axes to average. The standard error is NaN if there is only one row.
 
         Raises:
           SweepError: an unknown axis, or a row without this result as a number.
@@ -116,13 +119,13 @@ def sweep(
 ) -> Rows:
     """Call `measure(**point)` for every combination of the values, and return a table.
 
-    A row is on the disk before the next one begins. If the process is killed, the same call makes only what is missing.
-    A point that raised an exception is tried again by the next call.
+    A row is written to the disk before the next one begins. If the process is killed, the same call computes only the
+    missing rows. The next call also retries a point that raised an exception.
 
     Args:
       measure: takes one value of each axis by name; returns results by name: numbers, texts, booleans, None.
       over: axis -> its values: JSON values (numbers, texts, booleans). The first axis varies slowest.
-      rows: the file that keeps the rows, one JSON object a line; None keeps nothing.
+      rows: the file to which the rows are saved, one JSON object per line; None saves nothing.
       processes: how many run at a time. With more than one, `measure` must be a function of a module, because each
         process imports it.
       progress: whether a line of progress is shown; None: in a terminal.
@@ -131,7 +134,7 @@ def sweep(
       The rows. Points that failed are in `rows.failed`.
 
     Raises:
-      SweepError: values that JSON does not hold, results that are no mapping of such values, a file of another sweep.
+      SweepError: values that are not JSON, results that are no mapping of such values, a file of another sweep.
 
     Example:
       >>> from qjax.lab import sweep
@@ -165,13 +168,13 @@ def _points(over: Mapping[str, Iterable[Any]]) -> list[Point]:
     axes = {name: list(values) for name, values in over.items()}
     for name, values in axes.items():
         if name in (SECONDS, ERROR):
-            raise SweepError(f"the axis {name!r} has the name of a column that the sweep adds. Call it otherwise.")
+            raise SweepError(f"the axis {name!r} has the name of a column that the sweep adds. Rename it.")
         if not values:
-            raise SweepError(f"the axis {name!r} has no values.")
+            raise SweepError(f"the axis {name!r}: expected at least one value, got none.")
         for value in values:
             _check_plain(value, f"axis {name!r}")
         if len({json.dumps(value) for value in values}) != len(values):
-            raise SweepError(f"the axis {name!r} has a value twice: {values}.")
+            raise SweepError(f"the axis {name!r} must not have the same value twice, got {values}.")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -187,35 +190,35 @@ def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def _measured(measure: Callable[..., Mapping[str, Any]], point: Point) -> Row:
-    """The row of a point. An exception of the function is a row, so that one failure does not end a long sweep."""
+def _measure_point(measure: Callable[..., Mapping[str, Any]], point: Point) -> Row:
+    """The row of a point. An exception becomes a row too, so that one failure does not end a long sweep."""
     start = time.perf_counter()
     try:
         results = measure(**point)
     except Exception as error:
         return {**point, ERROR: f"{type(error).__name__}: {error}"}
     if not isinstance(results, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise SweepError(f"measure: expected a mapping of results, got {type(results).__name__}.")
+        raise SweepError(f"measure: expected it to return a mapping of results, got {type(results).__name__}.")
     for name, value in results.items():
         if name in point or name in (SECONDS, ERROR):
-            raise SweepError(f"measure: the result {name!r} has the name of another column.")
+            raise SweepError(f"measure: the result {name!r} has the name of an axis or of another column. Rename it.")
         _check_plain(value, f"result {name!r}")
     return {**point, **results, SECONDS: round(time.perf_counter() - start, 3)}
 
 
 class _calls:
-    """The rows of points as they are finished: in this process, or in several that import the function."""
+    """The rows of points as they finish: in this process, or in several that import the function."""
 
     def __init__(self, measure: Callable[..., Mapping[str, Any]], points: list[Point], processes: int) -> None:
         self._measure, self._points = measure, points
-        # JAX runs threads, which a forked process would not have.
+        # JAX runs threads, which a forked process would lack.
         spawned = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(processes, spawned) if processes > 1 and points else None
 
     def __enter__(self) -> Iterator[tuple[Point, Row]]:
         if self._pool is None:
-            return ((point, _measured(self._measure, point)) for point in self._points)
-        jobs = {self._pool.submit(_measured, self._measure, point): point for point in self._points}
+            return ((point, _measure_point(self._measure, point)) for point in self._points)
+        jobs = {self._pool.submit(_measure_point, self._measure, point): point for point in self._points}
         return ((jobs[job], job.result()) for job in as_completed(jobs))
 
     def __exit__(self, *error: object) -> None:
@@ -229,7 +232,7 @@ def _shown(results: Iterator[tuple[Point, Row]], count: int, enabled: bool | Non
 
 
 class _Kept:
-    """The file of a sweep: a first line that says what sweep it is, then one line for each row."""
+    """The file of a sweep: a first line that identifies the sweep, then one line for each row."""
 
     def __init__(self, path: Path | None, measure: Callable[..., Any], axes: tuple[str, ...]) -> None:
         self.path, self.found = path, dict[str, Row]()
@@ -242,13 +245,13 @@ class _Kept:
             files.write((json.dumps(self._head) + "\n").encode(), path)
             return
         self._check_head(lines[0])
-        # A process that was killed while it wrote leaves a last line without its end: that row is made again.
+        # A process that is killed while it writes leaves an incomplete last line, so that row is computed again.
         for line in lines[1:-1]:
             row = json.loads(line)
             if ERROR not in row:
                 self.found[_key({name: row[name] for name in axes})] = row
         if lines[-1]:
-            print(f"{path}: the last row is incomplete and is made again.", file=sys.stderr)
+            print(f"{path}: the last row is incomplete and is computed again.", file=sys.stderr)
             files.write("\n".join([*lines[:-1], ""]).encode(), path)
 
     def _check_head(self, line: str) -> None:

@@ -1,6 +1,8 @@
 """Exact arithmetic of quantized networks: rounding, multipliers, requantization, fake quantization.
 
-Imports jax and numpy only.
+    codes -> quantize -> sum of products (int32) -> requantize, by a named rule -> codes -> dequantize
+
+The package imports jax and numpy only.
 """
 
 from qjax.numerics import float32

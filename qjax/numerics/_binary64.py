@@ -1,10 +1,10 @@
-"""IEEE binary64 arithmetic inside a trace, on bit patterns: the processor's own, made safe from the compiler.
+"""IEEE binary64 arithmetic inside a trace, on bit patterns: the processor's own, protected from the compiler.
 
 A pattern is a uint64 array without -0, infinity and NaN. On processors with binary64 arithmetic the operations are the
-hardware's. Formulas in integers take a hundred instructions each, and would be most of what XLA compiles for the exact
-forward. XLA may rewrite float arithmetic, so every result passes through its bits, where -0 becomes 0. No arithmetic
-commutes with that, so XLA fuses no product into a sum and merges no two constants. XLA may compute a quotient as a
-product with a reciprocal. So the quotient is only an estimate, corrected by its exact remainder.
+hardware's, because formulas in integers take a hundred instructions each and would be most of what XLA compiles for the
+exact forward. XLA may rewrite float arithmetic, so every result passes through its bits, where -0 becomes 0. No
+arithmetic commutes with that, so XLA fuses no product into a sum and merges no two constants. XLA may compute a
+quotient as a product with a reciprocal, so the quotient is only an estimate, which its exact remainder corrects.
 
 Results below the normal numbers are 0; beyond the greatest number they are meaningless.
 """
@@ -27,7 +27,7 @@ _FRACTION = _U((1 << 52) - 1)
 _EXPONENT = _U(2047 << 52)
 _IMPLICIT = _U(1 << 52)
 _BIAS = 1075
-"""Of the exponent field, for numbers written mantissa * 2^exponent with a mantissa in [2^52, 2^53)."""
+"""The bias of the exponent field, for numbers written mantissa * 2^exponent with a mantissa in [2^52, 2^53)."""
 
 Pattern = jax.Array
 Integers = Callable[..., Pattern]
@@ -53,7 +53,7 @@ def mantissa(bits: Pattern) -> jax.Array:
 
 
 def exponent(bits: Pattern) -> jax.Array:
-    """The power of two that the mantissa is multiplied by, int32; of 0 it is 0."""
+    """The power of two by which the mantissa is multiplied, int32; it is 0 for the number 0."""
     return jnp.where(bits == _U(0), np.int32(0), _field(bits) - np.int32(_BIAS))
 
 
@@ -81,7 +81,7 @@ def of_integer(x: Any) -> Pattern:
     wide = x.astype(jnp.int64)
     magnitude = jnp.where(negative, -wide, wide).astype(jnp.uint32)
     lift = lax.clz(magnitude).astype(_U)
-    # the implicit bit adds the last one to the exponent
+    # the implicit bit adds the final 1 to the exponent
     pattern = (magnitude.astype(_U) << (lift + _U(21))) + ((_U(1022 + 31) - lift) << _U(52))
     sign = negative.astype(_U) << _U(63)
     return jnp.where(magnitude == np.uint32(0), _U(0), pattern | sign)
@@ -103,7 +103,7 @@ def divide(a: Pattern, b: Pattern, integers: Integers) -> Pattern:
 
 
 def sqrt(a: Pattern, integers: Integers) -> Pattern:
-    """The square root, rounded once; of a negative number that of its magnitude, negated."""
+    """The square root, rounded once; for a negative number the negated root of its magnitude."""
 
     def native(a: Pattern) -> Pattern:
         sign = a & _NEGATIVE
@@ -113,7 +113,7 @@ def sqrt(a: Pattern, integers: Integers) -> Pattern:
 
 
 def negated(bits: Pattern) -> Pattern:
-    """The number of the other sign."""
+    """The number with the opposite sign."""
     return jnp.where(bits == _U(0), bits, bits ^ _NEGATIVE)
 
 
@@ -130,7 +130,7 @@ def scaled(bits: Pattern, k: Any) -> Pattern:
 
 
 def ordered(bits: Pattern) -> jax.Array:
-    """int64 numbers in the order of the patterns' numbers."""
+    """int64 numbers that are ordered like the numbers of the patterns."""
     magnitude = (bits & ~_NEGATIVE).astype(jnp.int64)
     return jnp.where(bits >= _NEGATIVE, -magnitude, magnitude)
 
@@ -146,17 +146,17 @@ def _either(native: Integers, integers: Integers, *operands: Pattern) -> Pattern
 
 
 def _once(compute: Integers, *operands: Pattern) -> Pattern:
-    """Compiled as a separate computation: it is long, and XLA would copy it into each of its readers."""
+    """Compile the computation separately: it is long, and XLA would copy it into each of its readers."""
     if operands[0].size == 0:
         return compute(*operands)
     return apart(alive(operands[0]), compute, *operands)
 
 
 def _divide(a: Pattern, b: Pattern) -> Pattern:
-    """Mantissas are divided: q = floor(x / y) with x = a 2^53 (or 2^52), from the estimate q' and x - q' y.
+    """Divide mantissas: q = floor(x / y) with x = a 2^53 (or 2^52), from the estimate q' and x - q' y.
 
-    The estimate is some units off, so x - q' y is less than 2^60 in magnitude, and 64-bit words that wrap give it
-    exactly. A quotient of two 53-bit numbers never lies halfway between two of 53 bits.
+    The estimate is off by a few units, so x - q' y is less than 2^60 in magnitude, and 64-bit words that wrap compute
+    it exactly. A quotient of two 53-bit numbers never lies halfway between two of 53 bits.
     """
     negative = (a ^ b) & _NEGATIVE
     zero = a == _U(0)

@@ -1,7 +1,7 @@
-"""Binary64 arithmetic in 64-bit integers: what a `Real` is on the host, and on processors without doubles.
+"""Binary64 arithmetic in 64-bit integers, for a `Real` on the host and on processors without doubles.
 
-Written for numpy and `jax.numpy` alike, on numbers sign * mantissa * 2^exponent in canonical form: mantissas in
-[2^52, 2^53), zero being (0, 0, 0).
+It is written for numpy and `jax.numpy` alike, on numbers sign * mantissa * 2^exponent in canonical form: mantissas in
+[2^52, 2^53), and (0, 0, 0) for zero.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
 def rounded(xp: ModuleType, sign: Any, mantissa: Any, exponent: Any) -> Parts:
     """The canonical Real of sign * mantissa * 2^exponent for any uint64, rounded to 53 bits, ties to even.
 
-    A mantissa of 55 bits or more may carry in its last bit whatever was lost below it (a sticky bit).
+    The last bit of a mantissa of 55 bits or more may represent whatever was lost below it (a sticky bit).
     """
     zero = (mantissa == 0) | (sign == 0)
     mantissa, lifted = normalized(xp, mantissa)
@@ -45,8 +45,8 @@ def rounded(xp: ModuleType, sign: Any, mantissa: Any, exponent: Any) -> Parts:
 def add(xp: ModuleType, a: Parts, b: Parts) -> Parts:
     """The sum, with 10 guard bits and one sticky bit for what is shifted out of the smaller operand.
 
-    The sticky sum is an odd integer within 1 of the exact one whenever bits were lost, and every number where the
-    rounding could turn is even there; so the rounding of the two agrees.
+    If bits are lost, the sticky sum is an odd integer within 1 of the exact one, and every number at which the rounding
+    changes is even there. So both round to the same number.
     """
     swap = (b.sign == 0) | (~(a.sign == 0) & _less(b, a))
     big = Parts(*(xp.where(swap, p, q) for p, q in zip(a, b, strict=True)))
@@ -59,7 +59,7 @@ def add(xp: ModuleType, a: Parts, b: Parts) -> Parts:
 
 
 def multiply(xp: ModuleType, a: Parts, b: Parts) -> Parts:
-    """The product: 106 bits by 32-bit limbs, of which 64 and a sticky bit are kept before rounding."""
+    """The product: 106 bits by 32-bit limbs, of which 64 and a sticky bit remain before rounding."""
     high, low = multiply_wide(a.mantissa, b.mantissa)
     kept = (high << _U(22)) | (low >> _U(42))
     sticky = (low & _U((1 << 42) - 1)) != 0
@@ -67,7 +67,7 @@ def multiply(xp: ModuleType, a: Parts, b: Parts) -> Parts:
 
 
 def divide(xp: ModuleType, a: Parts, b: Parts) -> Parts:
-    """The quotient: schoolbook division, 11 bits a step, to at least 55 bits and a sticky remainder."""
+    """The quotient: long division, 11 bits per step, to at least 55 bits and a sticky remainder."""
     divisor = xp.where((b.sign == 0), _U(1 << 52), b.mantissa)
     rest, quotient = a.mantissa, xp.zeros_like(a.mantissa)
     for _ in range(5):
@@ -83,7 +83,7 @@ def sqrt(xp: ModuleType, a: Parts) -> Parts:
     """The square root.
 
     The mantissa is brought to an even exponent and extended to 112 bits, whose integer root has 56; the remainder is
-    the sticky bit. One root bit per step: try 4 root + 1 against the rest.
+    the sticky bit. Each step finds one root bit, by comparing 4 root + 1 with the remainder.
     """
     odd = (a.exponent & np.int32(1)).astype(_U)
     # 54 bits in the top of a word, taken two at a time; the zeros that follow are the extension

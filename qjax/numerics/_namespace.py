@@ -1,7 +1,7 @@
-"""One formula for two array libraries: numpy on the host, `jax.numpy` inside a trace.
+"""Lets one formula serve two array libraries: numpy on the host, `jax.numpy` inside a trace.
 
-Integer constants are derived from scales on the host at conversion, and inside `jit` in the exact forward. The bits
-must agree. So the integer code of this package is written once, for a namespace `xp` that is either library.
+Integer constants are derived from scales on the host at conversion, and inside `jit` in the exact forward, and their
+bits must agree. So the integer code of this package is written once, for a namespace `xp` that is either library.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 
 def traced(*values: Any) -> bool:
-    """True where any of the values is an abstract value of a JAX trace."""
+    """Whether any of the values is a tracer."""
     return any(isinstance(v, Tracer) for v in values)
 
 
@@ -32,7 +32,7 @@ def like_inputs(*values: Any) -> ModuleType:
 
 @contextlib.contextmanager
 def wide(xp: ModuleType) -> Generator[None]:
-    """Allow 64-bit integers of `xp` for the duration of a block, whatever `jax_enable_x64` says.
+    """Allow 64-bit integers of `xp` for the duration of a block, whatever the value of `jax_enable_x64`.
 
     numpy warns when a *scalar* integer operation wraps (an array operation never does); the wraps in this
     package are intended, so the warning is off inside the block.

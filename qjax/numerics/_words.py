@@ -44,7 +44,7 @@ def unpack_float(xp: ModuleType, x: Any, unsigned: str, stored: int, exponent_bi
 def normalized(xp: ModuleType, m: Any) -> tuple[Any, Any]:
     """The word shifted left until its top bit is set, and by how much (int32); meaningless for 0."""
     if xp is jnp:
-        # One instruction. The steps below would be most of what the exact forward compiles.
+        # This is one instruction, whereas the steps below would be most of what the exact forward compiles.
         zeros = jnp.minimum(jax.lax.clz(m), _U(63))
         return m << zeros, zeros.astype(np.int32)
     lifted = xp.zeros(np.shape(m), np.int32)
@@ -77,7 +77,9 @@ def round_off(
         case Rounding.CEIL:
             up = (rest > 0) & (sign > 0)
         case Rounding.STOCHASTIC:
-            raise ValueError("a Real is rounded deterministically. Got 'stochastic'; use round_float or requantize.")
+            raise ValueError(
+                "a Real can only be rounded deterministically. Got 'stochastic'; use round_float or requantize."
+            )
     return q + up.astype(_U)
 
 

@@ -1,33 +1,34 @@
-"""Accumulators: how wide a sum of products is, and what happens beyond its width.
+"""Accumulators: how many bits the sum of a product has, and what happens beyond them.
 
-The sum of K products is kept in a register of limited width. Runtimes treat an overflow in one of three ways:
+The sum of K products is stored in a register of limited width. Runtimes treat an overflow in one of three ways:
 
 - `exact`: the register has 32 bits, and the conversion proves from the weights that no input can overflow it. Then the
   order of the additions does not matter. All mainstream runtimes aim at this.
-- `wrap`: the sum modulo 2^bits, in two's complement. It does not depend on the order either: the low bits of a sum are
-  those of its terms. A bias, and the multiplier behind it, see the wrapped value.
+- `wrap`: the sum modulo 2^bits, in two's complement. It does not depend on the order either, because the low bits of a
+  sum are those of its terms. A bias, and the multiplier after it, see the wrapped value.
 - `saturate`: after *every* addition the register is clamped to [-2^(bits-1), 2^(bits-1) - 1], so the order matters and
-  is stated: K ascending, where K runs over the activation's summed axes as they are stored, the last one fastest; for
+  is defined: K ascending, where K runs over the activation's summed axes as they are stored, the last one fastest; for
   a convolution over (row, column, input channel), the channel fastest (`order="hwc"`), or over (input channel, row,
-  column) (`"chw"`), each within its group. Products are never cut, only sums.
+  column) (`"chw"`), each within its group. Products are never truncated, only sums.
 
 `wrap` and `saturate` start from zero; the bias is added to the finished register in int32. What the register sums is
-stated too. `operands="centered"`: (code - zero point) * weight, as in A2Q (Colbert, Pappalardo, Petri-Koenig,
-"A2Q: Accumulator-Aware Quantization with Guaranteed Overflow Avoidance", 2023), whose bound is a norm of the weights
-alone, and as in datapaths that subtract the zero point first. `operands="codes"`: the code as it is stored
-times the weight, for hardware that multiplies stored codes and moves the zero point into the bias; that needs more bits
-unless the zero point is 0. For a symmetric activation the two are the same.
+also defined. `operands="centered"`: (code - zero point) * weight, as in A2Q (Colbert, Pappalardo, Petri-Koenig, "A2Q:
+Accumulator-Aware Quantization with Guaranteed Overflow Avoidance", 2023), whose bound is a norm of the weights alone,
+and as in datapaths that subtract the zero point first. `operands="codes"`: the stored code times the weight, for
+hardware that multiplies stored codes and moves the zero point into the bias; that needs more bits unless the zero point
+is 0. For a symmetric activation the two are the same.
 
 A fourth way is a flaw of real kernels. `pairs=True` is x86's vpmaddubsw (AVX2, and AVX-512 without VNNI), as FBGEMM,
 oneDNN and ONNX Runtime use it: unsigned codes times signed weights, *two neighbouring products added with saturation to
-int16*, these pairs then added exactly in int32. Stored codes are multiplied and the zero point is taken off
-afterwards. A pair is k = 2i and 2i + 1; an odd K ends in a pair with 0. `unit="tap"` starts anew at every position of
+int16*, and these pairs then added exactly in int32. Stored codes are multiplied and the zero point is subtracted
+afterwards. A pair is k = 2i and 2i + 1; an odd K ends in a pair with 0. `unit="tap"` starts again at every position of
 a convolution's window, so that an odd number of channels ends in a pair with 0 there (oneDNN); `unit="sum"` pairs
-straight through (im2col). `padding="skip"` leaves positions outside of the image out altogether, the zero point's
-share included (oneDNN); `"zero_point"` gives them the code of zero, which is a factor like any other and may saturate.
-Signed activations, and codes or weights wider than 8 bits, use other instructions, which are exact; there `pairs` has
-no effect. With uniformly distributed codes and weights 3.6% of the pairs saturate, with weights of standard deviation
-32 one in 8,000. With activations of 7 bits (`Recipe(reduce_range=True)`) no pair can, as 2 * 127 * 128 < 2^15.
+across all positions (im2col). `padding="skip"` omits positions outside of the image altogether, including the zero
+point's share (oneDNN); `"zero_point"` multiplies them by the code of zero, which is a factor like any other and may
+saturate. Signed activations, and codes or weights wider than 8 bits, use other instructions, which are exact, so
+`pairs` has no effect there. With uniformly distributed codes and weights 3.6% of the pairs saturate, with weights of
+standard deviation 32 one in 8,000. With activations of 7 bits (`Recipe(reduce_range=True)`) no pair can, as 2 * 127 *
+128 < 2^15.
 """
 
 import dataclasses
@@ -50,15 +51,15 @@ _CHOICES = {"overflow": Overflow, "operands": Operands, "order": Order, "unit": 
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """The register that a sum of products lives in; see the module's docstring. Hashable.
+    """The register in which a sum of products is stored; see the module's docstring. Hashable.
 
     Args:
-      bits: its width, 2 to 32, the sign included.
+      bits: its width, 2 to 32, including the sign.
       overflow: "exact" (needs 32 bits), "wrap" or "saturate".
-      pairs: products are added in saturating int16 pairs first (needs "exact").
+      pairs: whether products are first added in saturating int16 pairs (needs "exact").
       operands: what wraps or saturates, sums of centered codes or of stored ones; pairs always multiply stored codes.
       order: of a convolution's K, for "saturate" and pairs.
-      unit, padding: pairs only: where pairing starts anew, and how positions outside of the image count.
+      unit, padding: pairs only: where pairing starts again, and how positions outside of the image count.
     """
 
     bits: int = 32
@@ -80,7 +81,7 @@ class Accumulator:
                 raise ValueError(f"Accumulator: {field} must be one of {', '.join(map(repr, known))}. Got {value!r}.")
         if self.overflow == "exact" and self.bits != 32:
             raise ValueError(
-                f"Accumulator: overflow='exact' is a proof for 32 bits. Got bits={self.bits}: choose what happens "
+                f"Accumulator: overflow='exact' needs 32 bits. Got bits={self.bits}: choose what happens "
                 "beyond them with overflow='wrap' or 'saturate'."
             )
         if self.pairs and self.overflow != "exact":
@@ -89,16 +90,21 @@ class Accumulator:
                 "drop pairs."
             )
         if self.operands != "centered" and self.overflow == "exact":
-            raise ValueError("Accumulator: operands are for overflow='wrap' and 'saturate'; drop operands='codes'.")
+            raise ValueError(
+                "Accumulator: operands only apply to overflow='wrap' and 'saturate'; drop operands='codes'."
+            )
         if self.order != "hwc" and not self.ordered:
             raise ValueError(
                 f"Accumulator: overflow={self.overflow!r} without pairs does not depend on the order; drop "
                 f"order={self.order!r}."
             )
         if not self.pairs and (self.unit != "sum" or self.padding != "zero_point"):
-            raise ValueError("Accumulator: unit and padding are for pairs=True; drop them.")
+            raise ValueError("Accumulator: unit and padding only apply to pairs=True; drop them.")
         if self.unit == "tap" and self.order != "hwc":
-            raise ValueError("Accumulator: unit='tap' pairs the channels of one tap, which order='chw' sets apart.")
+            raise ValueError(
+                "Accumulator: unit='tap' pairs the channels of one tap, which are no neighbours in order='chw'; use "
+                "'hwc'."
+            )
 
     @property
     def low(self) -> int:
@@ -116,7 +122,7 @@ class Accumulator:
         return self.pairs or self.overflow == "saturate"
 
     def on(self, codes: str, weights: str) -> "Accumulator":
-        """This accumulator for operands stored in these dtypes: exact where int16 pairs do not apply."""
+        """This accumulator for operands stored in these dtypes: exact if int16 pairs do not apply to them."""
         return EXACT if self.pairs and (codes, weights) != ("uint8", "int8") else self
 
     def to_json(self) -> list[list[Any]]:
@@ -157,7 +163,7 @@ EXACT = Accumulator()
 
 
 def bits_for(low: int, high: int) -> int:
-    """The bits of the narrowest two's complement register, sign included, that holds every integer in [low, high]."""
+    """The bits, including the sign, of the narrowest two's complement register for every integer in [low, high]."""
     return 1 + max(high.bit_length() if high > 0 else 0, (-low - 1).bit_length() if low < 0 else 0)
 
 

@@ -1,13 +1,13 @@
 """Affine quantization: `real = (code - zero_point) * scale`.
 
-A `QSpec` states which codes exist and which slices of a tensor have their own scale. A `QParams` adds the numbers.
+A `QSpec` defines which codes exist and which slices of a tensor have their own scale. A `QParams` adds the numbers.
 `quantize` and `dequantize` convert between floats and codes. `choose_qparams` derives parameters from a range of data.
 The formula of a code exists once, in `round_to_grid`; fake quantization uses the same one.
 
 All arithmetic is float32, whatever the dtype of the tensor, and agrees bit for bit in eager mode, jit, vmap, scan and
-numpy. For that it multiplies by the reciprocal of the scale, because XLA sometimes rewrites `x / s` so. It rounds
-*before* it adds the zero point: under jit `round(x * inv + zp)` becomes a fused multiply-add, whose ties depend on the
-parity of `zp`.
+numpy. For that it multiplies by the reciprocal of the scale, because XLA sometimes rewrites `x / s` in this way. It
+rounds *before* it adds the zero point: under jit `round(x * inv + zp)` becomes a fused multiply-add, whose ties depend
+on the parity of `zp`.
 """
 
 import functools
@@ -63,16 +63,16 @@ def round_to_grid(
 ) -> jax.Array:
     """`round(x * (1/scale))` in float32: how many steps of its grid x is from zero, before any clipping.
 
-    The one formula of a code; `clip(round_to_grid(...), *centered_bounds(...))` is the code less its zero
+    This is the only formula of a code; `clip(round_to_grid(...), *centered_bounds(...))` is the code minus its zero
     point. Infinities stay beyond every bound, NaN stays NaN. x may itself be a product: see `unfused`.
 
-    quantization: another runtime's formula in its place, see `numerics.input_quantization`. It says how it rounds
-    (`rounding` must be "nearest_even") and may need the zero point, int32.
+    quantization: another runtime's formula instead, see `numerics.input_quantization`. It defines its own rounding (so
+    `rounding` must be "nearest_even") and may need the zero point, int32.
     """
     if quantization != "reciprocal":
         if Rounding.of(rounding) is not Rounding.NEAREST_EVEN:
             raise ValueError(
-                f"quantization={quantization!r} has a rounding of its own. Got rounding={rounding!r}; leave it out"
+                f"quantization={quantization!r} defines its own rounding. Got rounding={rounding!r}; leave it out"
             )
         zero = jnp.zeros((), jnp.int32) if zero_point is None else zero_point
         return emulated_steps(unfused(x.astype(jnp.float32)), scale, zero, quantization)
@@ -109,7 +109,7 @@ def quantize(
     return _quantize(float_tensor(x), qparams, rounding, key, quantization)
 
 
-# Compiled outside of a trace too: XLA would need as long for each single operation as for all together.
+# Compiled outside of a trace too, because XLA needs as long for each single operation as for all together.
 @functools.partial(jax.jit, static_argnames=("rounding", "quantization"))
 def _quantize(x: jax.Array, qparams: QParams, rounding: Any, key: Any, quantization: Any) -> jax.Array:
     spec = qparams.spec
@@ -195,7 +195,7 @@ def power_of_two_at_least(x: jax.Array) -> jax.Array:
 
 
 def float_tensor(x: ArrayLike) -> jax.Array:
-    """`x` as a JAX array; TypeError where it is not a float one."""
+    """`x` as a JAX array; raises TypeError unless it is a float array."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"Expected a float tensor to quantize. Got {x.dtype}; cast it to float32 first")
@@ -209,7 +209,7 @@ def _check_range(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
             "Look for it in the data, or clip"
         )
     if (lo > hi).any():
-        raise ValueError("choose_qparams: lo must not exceed hi. Was no data observed?")
+        raise ValueError("choose_qparams: lo must not exceed hi. If they come from an observer, it has seen no data")
     if spec.symmetric and not spec.signed and (lo < 0).any():
         raise ValueError(
             f"choose_qparams: a symmetric unsigned spec has no negative codes. Got lo = {lo.min()}; "

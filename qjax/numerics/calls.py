@@ -1,10 +1,11 @@
-"""Functions that stay one call in a trace: to be traced once for equal arguments, or to be known by their name.
+"""Functions that remain one call in a trace: traced once for equal arguments, or recognisable by their name.
 
 The layers of a deep network are mostly equal. A function under `jax.jit` is traced, differentiated and lowered once for
 equal shapes, dtypes and static arguments. Its later uses cost a call in the program, which XLA inlines.
 
-A writer of files translates a trace operation by operation. It can do better where it knows what a group of operations
-computes: a rounded shift is one rounding of a float64. Inside of `names_kept`, such a function is a call with a name.
+A writer of files translates a trace operation by operation. It can do better if it knows what a group of operations
+computes: a rounded shift, for example, is one rounding of a float64. Inside of `names_kept`, such a function is a call
+with a name.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ _R = TypeVar("_R")
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What a call with a name is. function: the name. static: the arguments that are no arrays, in their order."""
+    """The identity of a named call. function: its name. static: the arguments that are no arrays, in their order."""
 
     function: str
     static: tuple[Any, ...]
@@ -35,11 +36,11 @@ CALLS = {
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-"""The primitives that do nothing but call a program, and the parameter that holds it."""
+"""The primitives that only call a program, and the parameter that holds it."""
 
 
 def called_program(equation: Any) -> ClosedJaxpr | None:
-    """The program that an equation of a trace calls; None where it does anything else."""
+    """The program that an equation of a trace calls; None if it does anything else."""
     if equation.primitive.name not in CALLS:
         return None
     program = equation.params[CALLS[equation.primitive.name]]
@@ -55,7 +56,7 @@ _KEPT = contextvars.ContextVar("names_kept", default=False)
 
 @contextlib.contextmanager
 def names_kept() -> Generator[None]:
-    """Inside, `named` functions of traced arrays are calls in the trace. Their operations stay the same."""
+    """A context in which `named` functions of traced arrays are calls in the trace. Their operations are the same."""
     token = _KEPT.set(True)
     try:
         yield
@@ -69,14 +70,14 @@ def are_names_kept() -> bool:
 
 
 def named_call(name: str) -> Named | None:
-    """What the call with that name in a trace is; None for any other call."""
+    """The named function that a call in a trace belongs to; None for any other call."""
     return _NAMED.get(name)
 
 
 def named(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorates a function of pytrees of arrays whose positional arguments `static` are hashable values.
 
-    Outside of `names_kept`, the function runs as it is. Inside, all arguments must be positional.
+    Outside of `names_kept` the function runs unchanged. Inside, all arguments must be positional.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -112,15 +113,15 @@ def named(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 @named(1, 2)
 def within(x: Any, low: int, high: int) -> Any:
-    """x, of which a formula knows that it lies in [low, high]."""
+    """x itself; tells writers of files that it lies in [low, high]."""
     return x
 
 
 def traced_once(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorates a function of pytrees of arrays whose positional arguments `static` are hashable values.
 
-    Without a tracer among the arguments, the function runs as it is: on concrete arrays nothing is compiled. All
-    arguments must be positional.
+    Without a tracer among the arguments the function runs unchanged, so that nothing is compiled for concrete arrays.
+    All arguments must be positional.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -23,16 +23,16 @@ from qjax.numerics.softfloat import Real
 _BITS = 30
 _LEAST, _MOST = -14, 44
 _END = np.int64(1 << 20)
-"""Beyond every code of 16 bits, a zero point included."""
+"""Beyond every code of 16 bits, even with a zero point added."""
 
 
 @named(0)
 def divide_to_even(xp: ModuleType, numerator: Any, divisor: Any) -> Any:
-    """rint(numerator / divisor), ties to even: for kernels, nothing is checked.
+    """rint(numerator / divisor), ties to even, for kernels: nothing is checked.
 
     Arrays of namespace xp, of one signed dtype and shape; the divisor is positive and |numerator| below the type's
-    greatest number. With q the floor and r = numerator - q divisor in [0, divisor), rounding up is right where
-    `r > divisor - r`, or where they are equal and q is odd: neither side can overflow.
+    greatest number. With q the floor and r = numerator - q divisor in [0, divisor), rounding up is right if `r >
+    divisor - r`, or if they are equal and q is odd: neither side can overflow.
     """
     zero, one = numerator.dtype.type(0), numerator.dtype.type(1)
     quotient = truncated(xp, numerator, divisor)
@@ -89,9 +89,9 @@ def fold_quotient(x_scale: ArrayLike, divisor_scale: Any, y_scale: ArrayLike) ->
 
 
 def quotient(dividend: ArrayLike, divisor: ArrayLike, constants: Any) -> Any:
-    """int32 of one shape -> int32 in steps of y; what lies beyond +-2^20 is that.
+    """int32 of one shape -> int32 in steps of y; a quotient beyond +-2^20 becomes +-2^20.
 
-    A divisor of 0 gives +-2^20 by the sign of the dividend, and 0 / 0 is 0.
+    A divisor of 0 results in +-2^20 by the sign of the dividend, and 0 / 0 in 0.
     """
     xp = like_inputs(dividend, divisor)
     with wide(xp):

@@ -1,9 +1,11 @@
 """Scales that are computed at run time from the range of each tensor.
 
-The formula is that of ONNX's DynamicQuantizeLinear (operator set 11; ONNX Runtime computes it in float32), for any
-bits and signedness: the range is widened to hold 0, `scale = (hi - lo) / (qmax - qmin)`,
-`zero_point = rint(clip(qmin - lo / scale, qmin, qmax))`, `code = clip(rint(x / scale) + zero_point, qmin, qmax)`.
-Symmetric codes have `scale = max|x| / qmax` and the zero point 0.
+    scale = (hi - lo) / (qmax - qmin),  zero_point = rint(clip(qmin - lo / scale, qmin, qmax))
+    code = clip(rint(x / scale) + zero_point, qmin, qmax)
+
+with the range [lo, hi] widened to contain 0. This is the formula of ONNX's DynamicQuantizeLinear (operator set 11; ONNX
+Runtime computes it in float32), for any bits and signedness. Symmetric codes have `scale = max|x| / qmax` and the zero
+point 0.
 
 The quotients are IEEE divisions, so the codes equal ONNX Runtime's. `affine.choose_qparams` and `affine.round_to_grid`
 multiply by a reciprocal instead, which rounds a few ties to another code.
@@ -24,21 +26,20 @@ from qjax.numerics.rounding import Rounding, round_float
 
 
 def dynamic_codes(x: jax.Array, spec: QSpec, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """int32 codes of a tensor on the grids that its own range asks for, their scales and their zero points.
+    """int32 codes of a tensor on grids computed from its own range, with their scales and zero points.
 
-    NaN becomes the zero point, as in `affine.quantize`; a range with NaN, or too narrow for a scale (zeros alone),
-    gets scale 1. Infinities saturate.
+    NaN becomes the zero point, as in `affine.quantize`; a range with NaN, or too narrow for a scale (zeros alone), gets
+    scale 1. Infinities saturate.
 
     Args:
       x: float32. spec: per tensor; symmetric codes are signed. reduced: the axes that share a scale.
 
     Returns:
-      codes: int32, of x's shape. scale: float32, zero_point: int32, both of the shape that the other axes leave.
+      codes: int32, of x's shape. scale: float32, zero_point: int32, both in the shape of the other axes.
     """
     scale, zero_point = dynamic_qparams(x, spec, reduced)
     kept = tuple(axis for axis in range(x.ndim) if axis not in reduced)
-    # Broadcast explicitly: what jnp broadcasts depends on which sizes are 1, and a program must not depend on the
-    # batch.
+    # Broadcast explicitly, because jnp decides by which sizes are 1, and a program must not depend on the batch.
     step, zero = (lax.broadcast_in_dim(v, x.shape, kept) for v in (scale, zero_point))
     steps = round_float(divided(x, step), Rounding.NEAREST_EVEN)
     centered = jnp.clip(steps, *centered_bounds(zero, spec.qmin, spec.qmax))
@@ -63,12 +64,12 @@ def divided(x: jax.Array, divisor: jax.Array | np.float32) -> jax.Array:
     """The IEEE quotient, rounded once, in eager mode and under jit alike; the divisor has x's shape or is a number.
 
     XLA turns a division by a constant into a product with the reciprocal, which is off by an ulp. In some programs it
-    does so for a divisor that is repeated along an axis. It never does for a divisor that may differ by element. So the
-    divisor is made to be x where x is NaN, which changes no quotient.
+    does so for a divisor that is repeated along an axis, but never for a divisor that may differ by element. So the
+    divisor is replaced by x where x is NaN, which changes no quotient.
     """
     return quotient(x, jnp.where(x == x, divisor, x))
 
 
 def _usable(scale: jax.Array) -> jax.Array:
-    """A scale within the bounds of `affine.choose_qparams`; NaN, too, takes the 1."""
+    """A scale within the bounds of `affine.choose_qparams`; NaN becomes 1, too."""
     return jnp.where(scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1))

@@ -1,12 +1,12 @@
-"""How runtimes quantize rows at run time, and what they do with the sums: by name, as a target states it.
+"""How runtimes quantize rows at run time, and how they turn sums into floats: named formulas that a target chooses.
 
 | formula | runtime | codes of a row | a sum becomes a float |
 | --- | --- | --- | --- |
-| "onnx" | ONNX Runtime, and qjax where no runtime is named | see `numerics.dynamic` | `sum * (s_x * s_w)` |
+| "onnx" | ONNX Runtime, and qjax if no runtime is named | see `numerics.dynamic` | `sum * (s_x * s_w)` |
 | "tflite" | LiteRT's own kernels, reference and optimised | see `tflite_qparams` | `sum * (s_x * s_w)` |
 | "xnnpack" | XNNPACK, LiteRT's default | see `xnnpack_qparams` | `(sum * s_x) * s_w` |
 
-All is float32, and each step is rounded once. LiteRT's formulas make int8 codes in [-128, 127].
+All arithmetic is float32, and each step is rounded once. LiteRT's formulas compute int8 codes in [-128, 127].
 
 Sources: LiteRT's `fully_connected.cc` and `portable_tensor_utils.cc`; XNNPACK's `quantization.h` and its microkernels
 `f32-qs8-vcvt`, `qd8-f32-qc8w-gemm` and `qd8-f32-qb4w-gemm`.
@@ -34,11 +34,11 @@ _UNSIGNED = np.int32(128)
 
 
 def unsupported(formula: DynamicFormula, activations: QSpec, weights: QSpec) -> str | None:
-    """What about the codes of a product the formula does not have, with a cure; None for nothing."""
+    """What about a product's codes the formula does not support, with a cure; None if it supports them."""
     if formula == "onnx":
         return None
     if activations.bits != 8:
-        return f"activations of {activations.bits} bits, and LiteRT's have 8: use activations=QSpec(bits=8)"
+        return f"activations of {activations.bits} bits, but LiteRT's have 8: use activations=QSpec(bits=8)"
     if weights.group_size is not None and formula == "tflite":
         return (
             "weights in groups, whose arithmetic in LiteRT's own kernels is not known: use the target 'tflite_xnnpack'"
@@ -48,10 +48,10 @@ def unsupported(formula: DynamicFormula, activations: QSpec, weights: QSpec) -> 
             return "weights with the code -128, whose products overflow in LiteRT's kernels: use narrow_range=True"
         return None
     if activations.symmetric:
-        return "symmetric activations, and XNNPACK's have a zero point: use activations=QSpec(bits=8, symmetric=False)"
+        return "symmetric activations, but XNNPACK's have a zero point: use activations=QSpec(bits=8, symmetric=False)"
     if weights.group_size is not None and (weights.bits > 4 or weights.group_size % 32):
         return (
-            f"weights of {weights.bits} bits in groups of {weights.group_size}, and XNNPACK's have 4 bits and groups "
+            f"weights of {weights.bits} bits in groups of {weights.group_size}, but XNNPACK's have 4 bits and groups "
             "of 32, 64, 96, ...: use weights=QSpec(bits=4, axis=-1, group_size=32)"
         )
     return None
@@ -60,40 +60,40 @@ def unsupported(formula: DynamicFormula, activations: QSpec, weights: QSpec) -> 
 def row_codes(
     x: jax.Array, symmetric: bool, reduced: Sequence[int], formula: DynamicFormula
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """int8 codes of a tensor under LiteRT's formulas, their scales and their zero points.
+    """int8 codes of a tensor under LiteRT's formulas, with their scales and zero points.
 
-    Rows must be finite: what the runtimes do with others is not defined.
+    Rows must be finite, because the runtimes do not define their result for others.
 
     Args:
       x: float32. symmetric: codes with the zero point 0. reduced: the axes that share a scale. formula: "tflite" or
         "xnnpack".
 
     Returns:
-      codes: int8, of x's shape. scale: float32, zero_point: int32, both of the shape that the other axes leave.
+      codes: int8, of x's shape. scale: float32, zero_point: int32, both in the shape of the other axes.
     """
     kept = tuple(axis for axis in range(x.ndim) if axis not in reduced)
     if formula == "xnnpack":
         factor, scale, zero_point = xnnpack_qparams(x, reduced)
     else:
         factor, scale, zero_point = tflite_qparams(x, symmetric, reduced)
-    # Broadcast explicitly: what jnp broadcasts depends on which sizes are 1.
+    # Broadcast explicitly, because jnp decides by which sizes are 1.
     factors, zeros = (lax.broadcast_in_dim(v, x.shape, kept) for v in (factor, zero_point))
     rounding = Rounding.NEAREST_EVEN if formula == "xnnpack" else Rounding.NEAREST_AWAY
     steps = round_float(unfused(x * factors), rounding)
     least = np.float32(-127) if symmetric and formula == "tflite" else _LOW
     zero = zeros.astype(jnp.float32)
     codes = jnp.clip(steps, least - zero, _HIGH - zero) + zero
-    # NaN has no code; an integer that every machine agrees on
+    # NaN has no code, so use an integer on which every machine agrees
     codes = jnp.where(jnp.isnan(codes), jnp.zeros_like(codes), codes)
     return codes.astype(jnp.int32).astype(jnp.int8), scale, zero_point
 
 
 def tflite_qparams(x: jax.Array, symmetric: bool, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What x is multiplied by, the scale and the zero point of each row, as LiteRT's own kernels find them.
+    """The factor of x, the scale and the zero point of each row, as LiteRT's own kernels compute them.
 
     Symmetric: `range = max|x|`, `scale = range / 127`, the factor `127 / range`. Otherwise the range is widened to
-    hold 0; `scale = (hi - lo) / 255`, the factor `1 / scale`. The zero point follows from the end of the range that
-    rounds better, ties away from zero.
+    contain 0; `scale = (hi - lo) / 255`, the factor `1 / scale`. The zero point is computed from the end of the range
+    that rounds better, ties away from zero.
     """
     axes = tuple(reduced)
     if symmetric:
@@ -113,10 +113,10 @@ def tflite_qparams(x: jax.Array, symmetric: bool, reduced: Sequence[int]) -> tup
 
 
 def xnnpack_qparams(x: jax.Array, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same as XNNPACK finds them.
+    """The same as XNNPACK computes them.
 
-    The factor is `255 / (hi - lo)` with the range widened to hold 0, and the scale is its reciprocal. The zero point
-    follows from the end of the range that rounds better, ties to even.
+    The factor is `255 / (hi - lo)` with the range widened to contain 0, and the scale is its reciprocal. The zero point
+    is computed from the end of the range that rounds better, ties to even.
     """
     lo, hi = _range(x, tuple(reduced))
     factor = jnp.where(lo == hi, _ONE, _quotient(_SPAN, hi - lo))
@@ -127,7 +127,7 @@ def xnnpack_qparams(x: jax.Array, reduced: Sequence[int]) -> tuple[jax.Array, ja
 
 
 def of_sums(acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, formula: DynamicFormula) -> jax.Array:
-    """Floats of int32 sums. acc, of_x, of_weight (float32 scales): of one shape."""
+    """Floats from int32 sums. acc, of_x, of_weight (float32 scales): of one shape."""
     sums = acc.astype(jnp.float32)
     if formula == "xnnpack":
         return unfused(unfused(sums * of_x) * of_weight)
@@ -143,21 +143,21 @@ def of_groups(
     formula: DynamicFormula,
     size: int,
 ) -> jax.Array:
-    """Floats of the sums of groups, in their order.
+    """Floats from the sums of groups, in their order.
 
-    Under "xnnpack" 128 is added to codes and zero points here. What the zero point adds is subtracted from all groups
-    first, and each product is fused with its addition, as in XNNPACK's kernels for AVX512-VNNI.
+    Under "xnnpack" 128 is added to codes and zero points here. The zero point's contribution is subtracted from all
+    groups first, and each product is fused with its addition, as in XNNPACK's kernels for AVX512-VNNI.
 
     Args:
       accs: int32 sums of products of codes. sums: int32 sums of the codes of weights. scales: float32, see
-        `grouped_scales`. of_x: float32. zero: int32. All of the result's shape.
-      size: of a group.
+        `grouped_scales`. of_x: float32. zero: int32. All have the result's shape.
+      size: the number of weights in a group.
     """
     if formula != "xnnpack":
         total = None
         for acc, some, scale in zip(accs, sums, scales, strict=True):
             product = of_sums(acc - zero * some, of_x, scale, formula)
-            # XLA keeps the order of additions that are written one by one
+            # XLA does not reorder additions that are written one by one
             total = product if total is None else total + product
         assert total is not None
         return unfused(total)
@@ -167,14 +167,14 @@ def of_groups(
     total = -unfused(weights * (zero + _UNSIGNED).astype(jnp.float32))
     for acc, some, scale in zip(accs, sums, scales, strict=True):
         whole = (acc + _UNSIGNED * some).astype(jnp.float32)
-        # With sums of 16 bits and scales of 8 bits float32 holds the product, so there is nothing to fuse.
+        # With sums of 16 bits and scales of 8 bits float32 represents the product exactly, so there is nothing to fuse.
         short = size * 255 * 8 <= 2**16
         total = total + unfused(whole * scale) if short else fused_multiply_add(whole, scale, total)
     return unfused(total * of_x)
 
 
 def grouped_scales(scale: jax.Array) -> jax.Array:
-    """The scales of groups as XNNPACK holds them: rounded to bfloat16."""
+    """The scales of groups as XNNPACK stores them: rounded to bfloat16."""
     return scale.astype(jnp.bfloat16).astype(jnp.float32)
 
 

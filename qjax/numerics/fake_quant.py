@@ -1,12 +1,12 @@
 """Fake quantization: the values of the codes, with a gradient.
 
-Forward, `v = c * s` with `c = clip(round(x * (1/s)), qmin - zp, qmax - zp)`: the codes of `affine.quantize`,
-to the bit. Backward, a rule of `numerics.gradients`: "ste", "lsq", "pact", or a function of your own.
+Forward, `v = c * s` with `c = clip(round(x * (1/s)), qmin - zp, qmax - zp)`: the codes of `affine.quantize`, bit for
+bit. Backward, a rule of `numerics.gradients`: "ste", "lsq", "pact", or a function of your own.
 
-Gradients of scale and zero point are multiplied by `gradient_scale` and summed in float32 over what they were
-broadcast to. Both directions of differentiation work.
+Gradients of scale and zero point are multiplied by `gradient_scale` and summed in float32 over the axes to which they
+were broadcast. Both directions of differentiation work.
 
-NaN gives NaN, so that training sees it; its x-gradient is 0 and its scale gradient NaN. Infinities saturate.
+NaN results in NaN, so that training sees it; its x-gradient is 0 and its scale gradient NaN. Infinities saturate.
 """
 
 import math
@@ -103,8 +103,8 @@ def fake_quant_codes(
 
     For layers that multiply integers and scale afterwards. The convention: whoever uses c multiplies by
     `stop_gradient(scale)`, so the cotangent of c is `dL/dv * scale` with v = c * scale the quantized real.
-    The rule here divides the scale out again and gives x, scale and zero point the gradients of v, which are
-    those of `fake_quant`.
+    The rule here divides by the scale again, and x, scale and zero point get the gradients of v, which are those
+    of `fake_quant`.
 
     Args:
       x: a float tensor.
@@ -228,25 +228,25 @@ def _surrogate(
 
 
 def times(slope: jax.Array, tangent: jax.Array) -> jax.Array:
-    """A product in which a boolean slope selects: what it leaves out is 0, also where the tangent is not a number."""
+    """A product in which a boolean slope selects: where it is False the result is 0, even if the tangent is NaN."""
     if slope.dtype != jnp.bool_:
         return slope.astype(jnp.float32) * jnp.broadcast_to(tangent, slope.shape)
     return jnp.where(slope, tangent, jnp.zeros(slope.shape, jnp.float32))
 
 
 PARTS = 4
-"""In how many parts of the first axis a scale's gradient is summed before the sum over the elements of a part."""
+"""The number of parts of the first axis that a scale's gradient is summed over first, before their elements are."""
 
 SMALL = 2**16
-"""Below this many elements one part will do."""
+"""Below this many elements one part is enough."""
 
 
 def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
-    """`slope * broadcast(scale_dot)`, whose transpose sums over what the scale was broadcast to.
+    """`slope * broadcast(scale_dot)`, whose transpose sums over the axes to which the scale was broadcast.
 
     The barrier makes XLA CPU sum a finished array with vector instructions instead of fusing the slope into a scalar
-    loop. There that array is a sum over parts of the first axis already: a quarter of the elements to write and read.
-    Other platforms sum fast while they compute the slope, and write none of it.
+    loop. That array is already a sum over parts of the first axis, so only a quarter of the elements is written and
+    read. Other platforms sum quickly while they compute the slope, and write none of it.
     """
 
     def plain(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
@@ -256,7 +256,8 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
         return slope * jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, slope.shape))
 
     def in_parts(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
-        # Neighbours along the first axis are summed, so that each device keeps its own where that axis is distributed.
+        # Neighbours along the first axis are summed, so that each device sums its own elements if that axis is
+        # distributed.
         count = slope.shape[0] // PARTS
         shape = (count, *slope.shape[1:])
         spread = jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, shape))

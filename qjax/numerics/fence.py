@@ -1,4 +1,4 @@
-"""Computations that XLA does not fuse into their readers."""
+"""Keeps XLA from fusing a computation into its readers, which would repeat it for each of them."""
 
 import contextlib
 import contextvars
@@ -19,7 +19,7 @@ _shared: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("_sha
 
 @contextlib.contextmanager
 def sharing(alive: jax.Array) -> Generator[None]:
-    """All fences inside use this boolean. A `vmap` over computations with booleans of their own makes no branches."""
+    """A context in which all fences use this boolean; under `vmap`, booleans that differ would prevent branches."""
     token = _shared.set(alive)
     try:
         yield
@@ -57,7 +57,7 @@ def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
     and the compile time grows faster than n^2. With this function it is linear in n.
 
     Args:
-      alive: as for `apart`. Its branch copies the value, so a barrier is taken where it is kept.
+      alive: as for `apart`. Its branch copies the value, so a barrier is used instead if barriers survive fusion.
     """
     if KEEPS_BARRIERS:
         return jax.lax.optimization_barrier(value)
@@ -66,19 +66,19 @@ def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
 
 @traced_once()
 def finished_on_cpu(x: jax.Array) -> jax.Array:
-    """x, and its cotangent, as an array that the CPU makes before anything reads it; elsewhere the plain value.
+    """x, and its cotangent, as an array that the CPU computes before anything reads it; elsewhere the plain value.
 
-    Fused with what moves its elements to other places (a pad of channels, the shape and order of a matrix product's
-    operand), the loop that computes x is one without vectors; and each reader of x would compute it again.
+    If the loop that computes x is fused with an operation that moves its elements (a pad of channels, the shape and
+    order of a matrix product's operand), it has no vector instructions, and each reader of x would compute it again.
     """
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
 @traced_once()
 def computed_once_on_cpu(alive: jax.Array, value: jax.Array) -> jax.Array:
-    """`computed_once` where a program is compiled for the CPU, and the plain value elsewhere.
+    """`computed_once` if a program is compiled for the CPU, and the plain value elsewhere.
 
-    For what is trained: the compilers for GPU and TPU weigh a copy against what it costs, and a branch would make
-    their loop wait for the host.
+    This is for training: the compilers for GPU and TPU weigh a copy against its cost, and a branch would make their
+    loop wait for the host.
     """
     return jax.lax.platform_dependent(alive, value, cpu=computed_once, default=lambda _, v: v)

@@ -67,7 +67,7 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
     """The `Multiplier` nearest to a nonnegative real: TFLite's QuantizeMultiplier.
 
     In real numbers: e = q * 2^shift with q in [1/2, 1) (frexp), and multiplier = round(q * 2^31), ties away from
-    zero. A q that rounds up to 1 becomes 2^30 with the next shift. A shift below -31 gives (0, 0): such a
+    zero. A q that rounds up to 1 becomes 2^30 with the next shift. A shift below -31 results in (0, 0): such a
     product rounds to 0 for every int32 operand. With a mantissa m in [2^52, 2^53) and q = m / 2^53, round(q *
     2^31) is (m + 2^21) >> 22.
 
@@ -79,7 +79,7 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
 
     Raises:
       ValueError: on the host, a negative number, or 2^30 and more (a shift above 30, which no rule supports).
-        Inside a trace, where values cannot be checked, a negative number gives (0, 0) and a number too great
+        Inside a trace, where values cannot be checked, a negative number results in (0, 0) and a number too great
         saturates to (2^31 - 1, 30), as TFLite's single-rounding build does.
     """
     e = Real.of(effective_scale)
@@ -105,7 +105,7 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
 def saturating_rounding_doubling_high_mul(a: Any, b: Any) -> Any:
     """The high 32 bits of 2 * a * b, rounded: gemmlowp's SaturatingRoundingDoublingHighMul, NEON's SQRDMULH.
 
-    In reals, with a and b as Q31 fractions: (a 2^-31) (b 2^-31) = result 2^-31, so result = a b / 2^31,
+    In real numbers, with a and b as Q31 fractions: (a 2^-31) (b 2^-31) = result 2^-31, so result = a b / 2^31,
     rounded to nearest with ties up, floor((a b + 2^30) / 2^31). gemmlowp writes it as a truncating division
     with the nudge 2^30 for a b >= 0 and 1 - 2^30 below: for a negative product the division rounds up, and
     -(2^30) + 1 turns that into the same floor. The one product out of range, MIN * MIN = 2^62, saturates to

@@ -1,16 +1,16 @@
-"""float32 arithmetic in integers: the bits of IEEE binary32, whatever XLA makes of a float operation.
+"""float32 arithmetic in integers: the bits of IEEE binary32, however XLA rewrites float operations.
 
-Some runtimes requantize, add and average in float32. XLA may fuse such a chain into multiply-adds, merge its
-constants and flush subnormal numbers, so the chain is computed here on mantissas and exponents: each function
-rounds once, to nearest with ties to even, and gives the same bits in numpy on the host and inside `jit`.
+Some runtimes requantize, add and average in float32. XLA may fuse such a chain into multiply-adds, merge its constants
+and flush subnormal numbers, so the chain is computed here on mantissas and exponents: each function rounds once, to
+nearest with ties to even, and has the same bits in numpy on the host and inside `jit`.
 
-A number is mantissa * 2^exponent with |mantissa| <= 2^24 and exponent >= -149: every finite float32, subnormal
-ones included, is one, and the mantissa need not be normalized, which saves a step per operation. There is no
-NaN, no signed zero and no infinity: a result of 2^128 and more keeps its exponent; `to_bits` makes it an
-infinity, and `to_int32` overflows, as it does for an infinity.
+A number is mantissa * 2^exponent with |mantissa| <= 2^24 and exponent >= -149. Every finite float32 can be written so,
+including subnormal ones, and the mantissa need not be normalized, which saves a step per operation. There is no NaN, no
+signed zero and no infinity: a result of 2^128 and more keeps its exponent; `to_bits` makes it an infinity, and
+`to_int32` overflows, as it does for an infinity.
 
-Not to be confused with `Real`, which is binary64 for constants; this one is made for activations: few
-operations, elementwise, fused by XLA. Operands broadcast by numpy's rules.
+Not to be confused with `Real`, which is binary64 for constants; this one is made for activations: few operations,
+elementwise, fused by XLA. Operands broadcast by numpy's rules.
 """
 
 from types import ModuleType

@@ -1,7 +1,7 @@
 """The fused multiply-add of processors: `a * b + c`, rounded once to float32.
 
-XLA has no such operation, and fuses or not as it likes. So the exact product and the exact sums are computed as pairs
-of floats (Dekker, Veltkamp, Knuth), and rounded once.
+XLA has no such operation, and decides itself whether it fuses. So the exact product and the exact sums are computed as
+pairs of floats (Dekker, Veltkamp, Knuth), and rounded once.
 """
 
 import jax
@@ -16,14 +16,14 @@ _SPLIT = np.float32(2**12 + 1)
 def fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
     """`a * b + c` of float32, rounded once, ties to even.
 
-    Exact where products are zero, or between 2**-100 and 2**100, and a and b are below 2**100. Outside of that the
+    It is exact if products are zero, or between 2**-100 and 2**100, and a and b are below 2**100. Outside of that the
     parts of a product may vanish or overflow.
 
     Args:
       a, b, c: float32, of one shape.
     """
     product = unfused(a * b)
-    # what rounding took from the product
+    # what the rounding removed from the product
     lost = _lost(a, b, product)
     total, rest = _two_sum(product, c)
     small, smaller = _two_sum(rest, lost)
@@ -51,7 +51,7 @@ def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The rounded sum, and what rounding took from it."""
+    """The rounded sum, and what the rounding removed from it."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)

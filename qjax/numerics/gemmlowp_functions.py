@@ -1,8 +1,8 @@
 """gemmlowp's fixed-point functions: exp of negative numbers and reciprocals, in 32-bit integers.
 
-A number is an int32 with i integer bits, Qi.(31-i): the raw value times 2^(i-31). exp comes from a polynomial on
-[-1/4, 0) and seven constants, a reciprocal from three Newton steps. Written once for numpy and for JAX, elementwise,
-with the same bits. Names are gemmlowp's. Source: gemmlowp's fixedpoint.h.
+A number is an int32 with i integer bits, Qi.(31-i): the raw value times 2^(i-31). exp is computed from a polynomial on
+[-1/4, 0) and seven constants, a reciprocal by three Newton steps. The code is written once for numpy and for JAX,
+elementwise, with the same bits. Names are gemmlowp's. Source: gemmlowp's fixedpoint.h.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ EXP_OF_MINUS_POWERS = {
 
 
 def exp_on_negative_values(x: Any, integer_bits: int) -> Any:
-    """exp(x) as Q0.31 of x <= 0 with these integer bits: exp of the part modulo 1/4, times exp(-2^k) per bit set."""
+    """exp(x) as Q0.31 for x <= 0 with these integer bits: exp of x modulo 1/4, times exp(-2^k) for each bit set."""
     xp = like_inputs(x)
     fraction = 31 - integer_bits
     quarter = np.int32(1 << (fraction - 2))
@@ -50,12 +50,12 @@ def exp_on_negative_values(x: Any, integer_bits: int) -> Any:
 
 @named()
 def one_over_one_plus_x(a: Any) -> Any:
-    """1 / (1 + a) as Q0.31, of a in [0, 1) as Q0.31."""
+    """1 / (1 + a) as Q0.31, for a in [0, 1) as Q0.31."""
     return shifted_left(_newton_reciprocal(a), 1)
 
 
 def one_minus_x_over_one_plus_x(a: Any) -> Any:
-    """(1 - a) / (1 + a) as Q0.31, of a in [0, 1) as Q0.31."""
+    """(1 - a) / (1 + a) as Q0.31, for a in [0, 1) as Q0.31."""
     return shifted_left(_newton_reciprocal(a) - np.int32(1 << 29), 2)
 
 
@@ -76,7 +76,7 @@ def _exp_on_quarter(a: Any) -> Any:
 
 def _newton_reciprocal(a: Any) -> Any:
     """2 / (1 + a) as Q2.29 for a in [0, 1), Q0.31."""
-    # the half sum of a and 1, which is taken as 2^31
+    # half of the sum of a and 1, with 1 represented as 2^31
     half = (a >> np.int32(1)) + np.int32(1 << 30)
     x = np.int32(NEWTON_START) + product(half, NEWTON_SLOPE)
     for _ in range(3):

@@ -1,8 +1,8 @@
 """Log-softmax of int8 codes over the last axis in gemmlowp's fixed point: TFLite's LOG_SOFTMAX.
 
-The kernel of TFLite Micro and of LiteRT's reference kernels. The result has the scale 1/16 and the zero point 127, so
-it holds -255/16 to 0. The sum of exponentials is that of `softmax`, a Q12.19 number. Its logarithm is Q5.26, from a
-rational function around a power of sqrt(1/2); Newton's method divides.
+This is the kernel of TFLite Micro and of LiteRT's reference kernels. The result has the scale 1/16 and the zero point
+127, so its range is -255/16 to 0. The sum of exponentials is that of `softmax`, a Q12.19 number. Its logarithm is
+Q5.26, from a rational function around a power of sqrt(1/2); Newton's method divides.
 
 Source: LogSoftmax of TFLite's integer reference kernels, and log_x_for_x_greater_than_or_equal_to_1 in its common.h.
 """
@@ -19,14 +19,14 @@ from qjax.numerics.softmax import SUM_BITS, Gemmlowp, gemmlowp_powers, prepare
 
 SCALE, ZERO_POINT = np.float32(1 / 16), 127
 LEAST_SCALE, GREATEST_SCALE = 2.0**-20, 16.0
-"""Scales of the input between which the kernel's constants neither overflow nor are capped."""
+"""Input scales between which the kernel's constants neither overflow nor are capped."""
 
 _INTEGER_BITS, _OUTPUT_BITS = 5, 4
 _LOG_2 = 1488522236
 _HALF_ROOT, _QUARTER_ROOT = 1518500250, 1805811301
 """sqrt(1/2) and its square root."""
 _NUMERATOR, _SQUARE, _CONSTANT, _LINEAR = 117049297, 127690142, 1057819769, 638450708
-"""11/240 r, r/20, 2/r - r and r/4 with r = 2^(1/4): of the rational function."""
+"""Coefficients of the rational function: 11/240 r, r/20, 2/r - r and r/4 with r = 2^(1/4)."""
 
 
 class LogGemmlowp(NamedTuple):
@@ -52,10 +52,10 @@ def prepare_log(x_scale: float | np.floating) -> LogGemmlowp:
     """
     scale = np.float32(x_scale)
     if not LEAST_SCALE < scale < GREATEST_SCALE:
-        raise ValueError(f"log_softmax: gemmlowp's takes input scales between 2^-20 and 16. Got {x_scale}.")
+        raise ValueError(f"log_softmax: gemmlowp's kernel takes input scales between 2^-20 and 16. Got {x_scale}.")
     own = prepare("gemmlowp", scale)
     assert isinstance(own, Gemmlowp)
-    # a double, as the kernel's own
+    # computed in double, as in the kernel
     inverse = 2.0 ** (31 - int(own.shift)) / float(own.multiplier)
     back = quantize_multiplier(Real.of(np.float64(inverse)))
     return LogGemmlowp(*own, back.multiplier, back.shift)
@@ -68,7 +68,7 @@ def log_softmax(codes: Any, constants: LogGemmlowp) -> Any:
     values = xp.asarray(codes).astype(np.int32)
     _, _, terms = gemmlowp_powers(values, multiplier, shift, least)
     logarithm = log_of_sum(xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32))
-    # what the range of Q5.26 still holds below the logarithm
+    # the room that the range of Q5.26 has below the logarithm
     lowest = rounding_divide_by_power_of_two(product(logarithm + np.int32(-(2**31)), back), -right)
     difference = values - xp.max(values, axis=-1, keepdims=True)
     inside = difference > xp.maximum(least - np.int32(1), lowest)
@@ -78,9 +78,9 @@ def log_softmax(codes: Any, constants: LogGemmlowp) -> Any:
 
 
 def log_of_sum(x: Any) -> Any:
-    """The natural logarithm as Q5.26, of x from 1 up as Q12.19.
+    """The natural logarithm as Q5.26, for x from 1 up as Q12.19.
 
-    x = 2^k r with r near 2^(-1/4), of which k is a multiple of a half: the better of two candidates is taken. All
+    x = 2^k r with r near 2^(-1/4), where k is a multiple of a half: the better of two candidates is chosen. All
     products and sums are those of the kernel, each rounded as there.
     """
     xp = like_inputs(x)

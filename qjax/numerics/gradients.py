@@ -8,11 +8,10 @@ A gradient is a function of the rounded tensor that returns `Slopes`. Three have
 | `lsq` | 1 inside, 0 clipped | c - x/s | c, the bound | 0; -s | Esser et al. 2020, arXiv 1902.08153 |
 | `pact` | 1 inside, 0 clipped | 0 | c above, 0 below | 0; 0 | Choi et al. 2018, arXiv 1805.06085 |
 
-*Inside* is judged on the rounded code, as torch's fake_quantize does: x in [qmax s, (qmax + 1/2) s) still
-passes its gradient. The column of zp is LSQ+ (Bhalgat et al. 2020, arXiv 2004.09576), which learns
-an offset beta in v = c s + beta. Here the offset is `-s * zp`, on the grid, so dv/dzp = dv/dbeta * dbeta/dzp:
-1 where clipped becomes -s; and dv/ds takes the bounds qmin - zp and qmax - zp, which carry the chain rule
-through s.
+Whether x is *inside* is decided by the rounded code, as in torch's fake_quantize, so x in [qmax s, (qmax + 1/2) s)
+still passes its gradient. The column of zp is LSQ+ (Bhalgat et al. 2020, arXiv 2004.09576), which learns an offset beta
+in v = c s + beta. Here the offset is `-s * zp`, on the grid, so dv/dzp = dv/dbeta * dbeta/dzp: 1 where clipped becomes
+-s; and dv/ds uses the bounds qmin - zp and qmax - zp, which carry the chain rule through s.
 """
 
 import dataclasses
@@ -49,12 +48,12 @@ Gradient: TypeAlias = Name | Rule
 
 
 def ste(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
-    """The straight-through estimator: 1 inside of the range, and nothing learns a scale."""
+    """The straight-through estimator: slope 1 inside of the range, and no gradient for the scale."""
     return Slopes(x=rounded == jnp.clip(rounded, low, high))
 
 
 def lsq(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
-    """LSQ, and LSQ+ where the zero point learns."""
+    """LSQ, and LSQ+ if the zero point is learned."""
     codes = jnp.clip(rounded, low, high)
     inside = rounded == codes  # False for NaN
     slope = codes - jnp.where(inside, steps, jnp.zeros_like(steps))
@@ -62,7 +61,7 @@ def lsq(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -
 
 
 def pact(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
-    """PACT: the range learns from what lies above it."""
+    """PACT: the range is learned from the values above it."""
     codes = jnp.clip(rounded, low, high)
     return Slopes(x=rounded == codes, scale=jnp.where(rounded > high, codes, jnp.zeros_like(codes)))
 
@@ -71,7 +70,7 @@ GRADIENTS: dict[str, Rule] = {"ste": ste, "lsq": lsq, "pact": pact}
 
 
 def rule_of(gradient: Any) -> Rule:
-    """The function behind a gradient.
+    """The function that a gradient is or names.
 
     Raises:
       ValueError: neither a known name nor a function.

@@ -9,9 +9,9 @@
 | `division_away` | round(x / s) + z, ties away from zero | TFLite's reference kernels, TFLite Micro |
 | `division_inside` | rint(x / s + z) | StableHLO uniform_quantize |
 
-Every operation is float32. A zero point inside the rounding turns ties the other way where it is odd. XLA makes a
-multiplication of a division and a fused multiply-add of a product and a sum, so all but the first run in integers
-(`numerics.float32`).
+Every operation is float32. A zero point inside the rounding reverses the direction of ties if it is odd. XLA turns a
+division into a multiplication, and a product and a sum into a fused multiply-add, so all but the first are computed in
+integers (`numerics.float32`).
 """
 
 from typing import Literal, get_args

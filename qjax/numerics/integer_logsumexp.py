@@ -3,10 +3,10 @@
     L = log(sum_i exp(-s (max q - q_i))),  log-softmax_i = -s (max q - q_i) - L,  logsumexp = s (max q - z) + L
 
 The exponentials and their sum S are those of `integer_softmax`, in steps of 2^-30. With j so that m = floor(S / 2^j)
-lies in [2^30, 2^31), `log(S / 2^30) = j log 2 + log(m / 2^30)`, and the last is read from a table of 1025 logarithms,
-linearly between its entries.
+lies in [2^30, 2^31), `log(S / 2^30) = j log 2 + log(m / 2^30)`, and the last term is interpolated linearly in a table
+of 1025 logarithms.
 
-The error. S is at least 2^30 and off by (n - 1) / 2 for n elements; the floor loses less than 2^-30 of m; a chord of
+The error: S is at least 2^30 and off by (n - 1) / 2 for n elements; the floor loses less than 2^-30 of m; a chord of
 the logarithm is below it by 2^-23 at most (h^2 / 8 for steps of h = 2^-10); entries, the chord's floor and j log 2 add
 less than 2^-28 together, and the last rounding 2^-26. So `|2^-25 l - L| <= 2^-22 + (n - 1) / (2^31 - n)`.
 """
@@ -46,13 +46,13 @@ def log_sums(
 ) -> tuple[Any, Any]:
     """The greatest code of each row and l = 2^25 L: int32 of the codes' shape with one element along the axes.
 
-    Both are of the codes that take part.
+    Both only consider the codes that take part.
 
     Args:
       codes: integers of at most 16 bits. axes: not empty, none negative; at most 2^31 - 1 elements in a row.
       exponentials: of `integer_softmax.exponentials`, for all differences that occur or until it is 0.
       logs: of `logarithms`.
-      taking_part: booleans of the shape of `codes`; None: all take part, as in a row in which none does.
+      taking_part: booleans of the shape of `codes`; None: all take part, as in a row without any that does.
 
     Returns:
       numpy arrays for host inputs, JAX arrays otherwise.

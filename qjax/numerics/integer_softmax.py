@@ -1,13 +1,13 @@
-"""Softmax over any axes of codes of any width, in integers; for targets without a method of their own.
+"""Softmax over any axes of codes of any width, in integers, for targets without their own method.
 
     e_i = rint(2^30 exp(-s (max q - q_i))),  p_i = rint(e_i R / 2^(31 + j)),  R = rint(2^61 / rint(sum e / 2^j))
 
 with the least j for which `sum e / 2^j` is below 2^31. p is the softmax in steps of 2^-30: one table, one division of
 64 bits per row, one product and one shift per element; ties to even.
 
-The error. The greatest code's e is 2^30 exactly, every other e is off by half a step at most, so the sum is at least
-2^30 and off by (n - 1) / 2; rounding it to 31 bits and rounding R change p by 2^-30 of itself; the last rounding adds
-half a step. So `|2^30 P - p| <= 1 + P (n + 1) / 2 <= (n + 3) / 2` for n elements, of which P is the real softmax.
+The error: the greatest code's e is 2^30 exactly, and every other e is off by half a step at most, so the sum is at
+least 2^30 and off by (n - 1) / 2; rounding it to 31 bits and rounding R change p by 2^-30 of itself; the last rounding
+adds half a step. So `|2^30 P - p| <= 1 + P (n + 1) / 2 <= (n + 3) / 2` for n elements, where P is the real softmax.
 """
 
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
@@ -37,8 +37,9 @@ _RECIPROCAL_BITS = 61
 def exponentials(scale: ArrayLike, count: int) -> Any:
     """rint(2^30 exp(-scale * d)) for d = 0, ..., count - 1, ties to even: int32 of shape (count,).
 
-    Each entry is correctly rounded: powers of exp(-scale) with 60 decimal digits are off by less than 10^-54. On the
-    host a tail of zeros is cut to one; a traced scale (a scalar) is sent to the host, the entries are the same.
+    Each entry is correctly rounded, because powers of exp(-scale) with 60 decimal digits are off by less than 10^-54.
+    On the host a tail of zeros is shortened to one; a traced scale (a scalar) is sent to the host, with the same
+    entries as a result.
 
     Raises:
       ValueError: a scale on the host that is not finite and positive.
@@ -77,7 +78,7 @@ def shares(codes: Any, table: Any, axes: tuple[int, ...], taking_part: Any = Non
       codes: integers of at most 16 bits. axes: not empty, none negative; at most 2^31 elements in a row.
       table: of `exponentials`, for all differences that occur or until it is 0.
       taking_part: booleans of the shape of `codes`: others count as minus infinity; None: all take part.
-      empty: the result of a row in which none does.
+      empty: the result of a row without any element that takes part.
 
     Returns:
       int32 of the codes' shape: a numpy array for host inputs, a JAX array otherwise.
@@ -101,7 +102,7 @@ def shares(codes: Any, table: Any, axes: tuple[int, ...], taking_part: Any = Non
 
 
 def looked_up(xp: ModuleType, table: Any, index: Any) -> Any:
-    """table[index] for int32 indices of any shape, of which those beyond the table read its last entry."""
+    """table[index] for int32 indices of any shape; indices beyond the table read its last entry."""
     if xp is jnp:
         return jnp.take(table, index, axis=0, mode="clip")
     return table[np.minimum(index, table.shape[0] - 1)]
@@ -117,7 +118,7 @@ def _shares(xp: ModuleType, powers: Any, axes: tuple[int, ...]) -> Any:
         divisor = within(right_shift_with_headroom(xp, total, shift, Rounding.NEAREST_EVEN), 1, 1 << (BITS + 1))
         numerator = xp.full_like(divisor, np.int64(1 << _RECIPROCAL_BITS))
         reciprocal = divide_to_even(xp, numerator, divisor)
-        # no power is above its row's sum
+        # no exponential exceeds its row's sum
         product = within(powers.astype(np.int64) * xp.broadcast_to(reciprocal, powers.shape), 0, 1 << 62)
         places = xp.broadcast_to(shift + np.int64(_RECIPROCAL_BITS - BITS), powers.shape)
         return right_shift_with_headroom(xp, product, places, Rounding.NEAREST_EVEN).astype(np.int32)

@@ -10,10 +10,9 @@ and rounds once; they differ in the weights.
 | `float32` | float32, one rounding per operation, ties up at the end | LiteRT's own kernels: uint8 |
 | `exact` | the fractions themselves, over a common denominator | every other target |
 
-Sources: reference/resize_bilinear.h and optimized/resize_bilinear.h of LiteRT; indirection.c and s8-ibilinear/ of
-XNNPACK.
-The weights depend on sizes alone, so they are constants, made on the host. Where weights of `float32` have so few bits
-that no operation of the kernel rounds, they are those of `fixed` (ties up).
+The weights depend on sizes alone, so they are constants that are computed on the host. If the weights of `float32` have
+so few bits that no operation of the kernel rounds, they are those of `fixed` (ties up). Sources:
+reference/resize_bilinear.h and optimized/resize_bilinear.h of LiteRT; indirection.c and s8-ibilinear/ of XNNPACK.
 """
 
 import dataclasses
@@ -36,10 +35,10 @@ _SIGNIFICANT = 24
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """How the elements of an axis of the result lie over the axis of the image.
+    """The positions of an axis of the result on the axis of the image.
 
-    size, wanted: elements of the image and of the result. align_corners: the first and the last ones coincide.
-    half_pixel_centers: elements are squares whose middles coincide; at most one of the two.
+    size, wanted: elements of the image and of the result. align_corners: whether the first and the last ones coincide.
+    half_pixel_centers: whether elements are squares whose centers coincide; at most one of the two is true.
     """
 
     size: int
@@ -49,11 +48,13 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.align_corners and self.half_pixel_centers:
-            raise ValueError("align_corners and half_pixel_centers exclude each other: expected one of them, got both.")
+            raise ValueError(
+                "align_corners and half_pixel_centers exclude each other: expected at most one of them, got both."
+            )
 
     @property
     def left_out(self) -> int:
-        """1 where elements are counted without one, because the first and the last coincide."""
+        """1 if one element less is counted, because the first and the last coincide; else 0."""
         return int(self.align_corners and self.wanted > 1)
 
 
@@ -61,7 +62,7 @@ class Grid:
 class Axis:
     """The two elements of the image for each one of the result, and their weights.
 
-    places: int32 (2, n). weights: (2, n), int32 or float32. one: the sum of two weights.
+    places: int32 (2, n). weights: (2, n), int32 or float32. one: the sum of the two weights.
     """
 
     places: np.ndarray
@@ -71,10 +72,11 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interpolation:
-    """Constants of a method: an `Axis` for rows and one for columns.
+    """The constants of a method: an `Axis` for rows and one for columns.
 
     kind: "fixed", "float32" or "exact". bits: of `fixed`, by which the sum is shifted. rounding: of `fixed`. products:
-    of `float32`, "codes" where a code is multiplied by one weight and then the other, "weights" where these meet first.
+    of `float32`: "codes" if a code is multiplied by one weight and then by the other, "weights" if these are multiplied
+    first.
     """
 
     rows: Axis
@@ -101,8 +103,8 @@ def interpolation(method: ResizeMethod, dtype: str, rows: Grid, columns: Grid) -
     found = _floats(rows, columns, "codes" if method == "tflite" else "weights")
     if method.endswith("_arm") and (found.kind == "float32" or _has_own_kernel(rows, columns)):
         raise ValueError(
-            f"a bilinear resize of uint8, {rows.size} x {columns.size} to {rows.wanted} x {columns.wanted}: the kernel "
-            "of AArch64 was not measured, and its rounding can differ here"
+            f"a bilinear resize of uint8, {rows.size} x {columns.size} to {rows.wanted} x {columns.wanted}: AArch64 "
+            "has another kernel for this case, which was not measured and may round differently"
         )
     return found
 
@@ -131,13 +133,13 @@ def _ten_bits(grid: Grid) -> Axis:
     lower = np.maximum(position, 0) // one
     upper = np.minimum(np.maximum(position + one - 1, 0) // one, grid.size - 1)
     places = _inside(np.stack([lower, upper]), grid)
-    # Beyond the edge both places are one element, whose weights are `one` together.
+    # Beyond the edge both positions are one element, whose weights add up to `one`.
     fraction = np.where(lower == upper, 0, position - one * lower)
     return Axis(places, np.stack([one - fraction, fraction]).astype(np.int32), one)
 
 
 def _eleven_bits(grid: Grid, fused: bool) -> Axis:
-    """xnn_indirection_init_resize_bilinear2d_hwc_q11. fused: its compiler may have joined a product and a sum."""
+    """xnn_indirection_init_resize_bilinear2d_hwc_q11. fused: whether its compiler fused a product and a sum."""
     f32 = np.float32
     scale = f32(grid.size - grid.left_out) / f32(grid.wanted - grid.left_out)
     steps = np.arange(grid.wanted).astype(np.float32)
@@ -191,7 +193,7 @@ def _positions(grid: Grid) -> Axis:
 
 
 def _power(weights: np.ndarray) -> int | None:
-    """The least k for which all weights are multiples of 2^-k, where there is one up to 16."""
+    """The least k for which all weights are multiples of 2^-k, if there is one up to 16."""
     for k in range(17):
         scaled = weights.astype(np.float64) * 2.0**k
         if np.array_equal(scaled, np.rint(scaled)):
@@ -216,12 +218,12 @@ def _fractions(grid: Grid) -> Axis:
 
 
 def _taken(x: Any, axis: int, places: Any) -> Any:
-    """Elements of one axis. The emitters know gathers along the first one."""
+    """Take elements along one axis. The emitters only know gathers along the first one."""
     return jnp.moveaxis(jnp.take(jnp.moveaxis(x, axis, 0), places, axis=0, mode="clip"), 0, axis)
 
 
 def blended(x: Any, axis: int, places: Any, weights: Any) -> Any:
-    """Two elements of one axis for each element of the result, times their weights, added."""
+    """Blend two elements of one axis for each element of the result: multiply by their weights and add."""
     shape = [1] * x.ndim
     shape[axis] = -1
     first, second = (_taken(x, axis, places[i]) * jnp.reshape(weights[i], shape).astype(x.dtype) for i in (0, 1))
@@ -243,7 +245,7 @@ def shifted(total: Any, bits: int, rounding: Rounding) -> Any:
 def in_floats(
     x: jax.Array, axes: tuple[int, int], places: tuple[Any, Any], weights: tuple[Any, Any], products: str
 ) -> jax.Array:
-    """The kernels of uint8: float32 operations in their order, half a code added, the rest cut off.
+    """The kernels of uint8: float32 operations in their order, half a code added, the fraction truncated.
 
     Args:
       x: codes. axes: rows and columns. places, weights: of both, int32 (2, n) and the bits of float32 (2, n).

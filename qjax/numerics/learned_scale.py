@@ -1,9 +1,9 @@
-"""Scales that an optimizer may change: from an unconstrained raw parameter to a positive float32.
+"""Learned scales: turns an unconstrained raw parameter, which an optimizer may change, into a positive float32.
 
 For every raw value, infinities and NaN included, the scale is finite and positive. The gradient of the raw parameter is
-always finite: it is 0 where it would not be, so that one bad batch cannot destroy a scale. Values are computed in
-integers. So the bits are the same in eager mode, under jit and vmap, on every backend and in every version of XLA,
-whose `exp2` is not exact even at whole numbers.
+0 where it would not be finite, so that one bad batch cannot destroy a scale. Values are computed in integers, so the
+bits are the same in eager mode, under jit and vmap, on every backend and in every version of XLA, whose `exp2` is not
+exact even at whole numbers.
 """
 
 import math
@@ -31,12 +31,12 @@ _LN2 = np.float32(math.log(2))
 def learned_scale(log2_scale: Any) -> jax.Array:
     """float32 `2^log2_scale`, to within one unit in the last place and exact at whole numbers.
 
-    The raw value is clipped to [-64, 64]; NaN counts as 0 and gives 1.0. The gradient is `scale * ln 2`,
+    The raw value is clipped to [-64, 64]; NaN counts as 0, so the scale is 1.0. The gradient is `scale * ln 2`,
     beyond the limits too, so that a raw value thrown out of them can come back; where it would not be finite
     it is 0.
 
     The raw value is first rounded to a multiple of 2^-24 (which moves the result by 2^-25.5 at most), its
-    fraction f gives the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
+    fraction f determines the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
 
     Args:
       log2_scale: the base-2 logarithm of the scale, a float array.
@@ -88,10 +88,10 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def log2_scale_of(scale: ArrayLike) -> np.ndarray:
-    """Raw float32 parameters whose `learned_scale` is `scale`, as nearly as they can say; on the host.
+    """Raw float32 parameters whose `learned_scale` is closest to `scale`; on the host.
 
-    Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value;
-    powers of two come back exactly. Raises ValueError outside [2^-64, 2^64].
+    Near r = -7, for example, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value; powers
+    of two come back exactly. Raises ValueError outside [2^-64, 2^64].
 
     Args:
       scale: positive numbers.
@@ -150,7 +150,7 @@ def pact_scale(alpha: Any, qmax: int) -> jax.Array:
 
 @jax.custom_vjp
 def _with_gradient(raw: jax.Array, value: jax.Array, slope: jax.Array) -> jax.Array:
-    """`value`, with `d value / d raw = slope`, cleaned of non-finite products."""
+    """`value`, with `d value / d raw = slope`, where products that are not finite are replaced by 0."""
     return value
 
 

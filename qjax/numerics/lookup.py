@@ -1,7 +1,7 @@
-"""Tables of 8-bit functions: every output code, correctly rounded from the reals.
+"""Tables of 8-bit functions: every output code, correctly rounded from the real numbers.
 
-A table has one entry per input code, made on the host with 60 decimal digits, so no float function's last bit
-decides one. TFLite's and ONNX Runtime's int8 sigmoid and tanh hold the same entries.
+A table has one entry per input code, computed on the host with 60 decimal digits, so no float function's last bit
+decides one. TFLite's and ONNX Runtime's int8 sigmoid and tanh have the same entries.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 _DIGITS = 60
 _FLAT = Decimal(300)
-"""Beyond |x| = 300 both functions are within 10^-130 of their limits: exp need not be computed there."""
+"""Beyond |x| = 300 both functions are within 10^-130 of their limits, so exp need not be computed there."""
 
 
 def _logistic(x: Decimal) -> Decimal:
@@ -46,7 +46,7 @@ def lookup_table(
       ValueError: an unknown function, a scale that is not finite and positive, an empty range.
     """
     if function not in FUNCTIONS:
-        raise ValueError(f"lookup_table: expected a function out of {', '.join(FUNCTIONS)}, got {function!r}.")
+        raise ValueError(f"lookup_table: expected a function among {', '.join(FUNCTIONS)}, got {function!r}.")
     scales = float(x_scale), float(y_scale)
     if not all(np.isfinite(s) and s > 0 for s in scales):
         raise ValueError(f"lookup_table: scales must be finite and positive. Got {scales[0]} and {scales[1]}.")

@@ -1,10 +1,11 @@
 """The LSTM of 8-bit activations and 16-bit cells, as TFLite's runtimes compute it, and with one rounding per result.
 
-A step makes the gates g of the input x and the hidden state h, then the cell c and the next hidden state:
+A step computes the gates g from the input x and the hidden state h, then the cell c and the next hidden state:
 
     g = x W + b + h R;  c' = sigmoid(forget) c + sigmoid(input) tanh(cell);  h' = sigmoid(output) tanh(c')
 
-Gates are int16 codes of scale 2^-12, what sigmoid and tanh make of them of scale 2^-15, the cell of a power of two.
+Gates are int16 codes of scale 2^-12, the results of sigmoid and tanh have the scale 2^-15, and the cell's scale is a
+power of two.
 
 | method | gates | products of int16 | functions |
 | --- | --- | --- | --- |
@@ -13,7 +14,7 @@ Gates are int16 codes of scale 2^-12, what sigmoid and tanh make of them of scal
 | `exact` | one rounding of the sum | one rounding of c' | correctly rounded |
 
 The functions are tables of all codes here. The interpolated ones are those of the operators LOGISTIC and TANH of int16,
-so whoever knows the runtime's codes passes them. Sources: lstm_eval.cc and portable_tensor_utils.cc of LiteRT,
+so the caller who knows the runtime's codes passes them. Sources: lstm_eval.cc and portable_tensor_utils.cc of LiteRT,
 lstm_eval.cc of tflite-micro, fixedpoint.h of gemmlowp.
 """
 
@@ -60,7 +61,7 @@ def gemmlowp_table(function: str, bits: int) -> np.ndarray:
       65,536 int16 codes of scale 2^-15.
     """
     if not 9 <= bits <= UNIT_BITS:
-        raise ValueError(f"gemmlowp_table: expected 9 to 15 bits behind the point, got {bits}")
+        raise ValueError(f"gemmlowp_table: expected 9 to 15 fractional bits, got {bits}")
     integer_bits = UNIT_BITS - bits
     if function == "tanh":
         below = np.where(_CODES < 0, _CODES, _wrapped(-_CODES))
@@ -74,12 +75,12 @@ def gemmlowp_table(function: str, bits: int) -> np.ndarray:
 
 
 def _tanh_of_negative(a: np.ndarray, integer_bits: int) -> np.ndarray:
-    """-tanh(a) for a <= 0: (1 - e) / (1 + e) with e = exp(2 a), which has the same raw value and one more bit."""
+    """-tanh(a) for a <= 0: (1 - e) / (1 + e) with e = exp(2 a), with the same raw value and one more integer bit."""
     return _reciprocal(_exp(a, integer_bits + 1), 2, 2**13)
 
 
 def _exp(a: np.ndarray, integer_bits: int) -> np.ndarray:
-    """exp(a) as Q0.15 for a <= 0: of the part modulo 1/4, times exp(-2^k) for each bit of the rest."""
+    """exp(a) as Q0.15 for a <= 0: of a modulo 1/4, times exp(-2^k) for each remaining bit."""
     fraction = 15 - integer_bits
     quarter = 1 << (fraction - 2)
     rest = (a & (quarter - 1)) - quarter
@@ -106,7 +107,7 @@ def _exp_on_quarter(a: np.ndarray) -> np.ndarray:
 
 
 def _reciprocal(a: np.ndarray, bits: int, less: int) -> np.ndarray:
-    """Of 2 / (1 + a) as Q2.13, minus `less`, shifted by `bits`: 1 / (1 + a), or (1 - a) / (1 + a), as Q0.15."""
+    """Computes 2 / (1 + a) as Q2.13, minus `less`, shifted by `bits`: 1 / (1 + a), or (1 - a) / (1 + a), as Q0.15."""
     total = a + _ONE
     half = (total + np.where(total >= 0, 1, -1)) // 2  # not negative, as a is not
     x = _wrapped(_constant(1515870810) + _product(half, _constant(-1010580540)))
@@ -140,5 +141,5 @@ def _shifted_left(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _wrapped(x: np.ndarray) -> np.ndarray:
-    """The int16 that a register of 16 bits holds."""
+    """The int16 that remains in a register of 16 bits."""
     return ((x + 2**15) & 0xFFFF) - 2**15

@@ -1,11 +1,11 @@
 """Computations on meshes whose axes are explicit or manual.
 
-On such a mesh the type of every array says how it is split, and every operation has a rule for it. The user's model
-obeys these rules. What qjax computes in its place does so in a view of the mesh whose axes are automatic: there the
-compiler splits the arrays. At the end each result gets the type that it has in the user's model.
+On a mesh with explicit axes the type of every array states how it is split, and every operation has a rule for it. The
+user's model obeys these rules. What qjax computes in its place runs in a view of the mesh whose axes are automatic, in
+which the compiler splits the arrays. At the end each result gets the type that it has in the user's model.
 
-Within `jax.shard_map` the type of an array says along which manual axes it varies, that is, differs between devices.
-Operands of one equation vary alike, and so do the codes of a tensor and the tensor.
+Within `jax.shard_map` the type of an array states along which manual axes it varies, that is, differs between devices.
+All operands of one equation vary along the same axes, and so do a tensor and its codes.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from jax.sharding import (
 T = TypeVar("T")
 
 PLACEMENTS = frozenset({"device_put", "layout_constraint", "reshard", "sharding_constraint"})
-"""Primitives that only say where an array lies."""
+"""Primitives that only define how an array is placed."""
 
 WHOLE = PartitionSpec()
 """The spec of an array that every device holds as a whole."""
 
 
 def explicit_mesh(tree: Any) -> AbstractMesh | None:
-    """The context's mesh if it has explicit axes; without a context, that of the arrays of a tree."""
+    """The context's mesh if it has explicit axes; without a context, that of the arrays in a tree."""
     context = get_abstract_mesh()
     if context.axis_names:
         return context if _explicit(context) else None
@@ -44,25 +44,25 @@ def explicit_mesh(tree: Any) -> AbstractMesh | None:
 
 
 def mesh_of(types: Iterable[Any]) -> AbstractMesh | None:
-    """The mesh with explicit axes that types of arrays name."""
+    """The mesh with explicit axes to which the types of arrays refer."""
     meshes = (kind.sharding.mesh for kind in types if getattr(kind, "sharding", None) is not None)
     return next((mesh for mesh in meshes if _explicit(mesh)), None)
 
 
 def automatic_view(mesh: AbstractMesh) -> AbstractMesh:
-    """The same mesh; axes that were explicit are automatic."""
+    """The same mesh with its explicit axes turned into automatic ones."""
     return mesh.update_axis_types(dict.fromkeys(_explicit(mesh), AxisType.Auto))
 
 
 @contextlib.contextmanager
 def automatic(mesh: AbstractMesh | None) -> Generator[None]:
-    """Inside, the explicit axes of `mesh` are automatic, and arrays have to be `untyped`; None changes nothing."""
+    """A context with the explicit axes of `mesh` automatic, for arrays that are `untyped`; None changes nothing."""
     with contextlib.nullcontext() if mesh is None else use_abstract_mesh(automatic_view(mesh)):
         yield
 
 
 def untyped(tree: T) -> T:
-    """The arrays of a tree, split as they are, for the view that is entered."""
+    """The arrays of a tree, split as they are, but with types that fit the automatic view."""
 
     def one(x: Any) -> Any:
         return reshard(x, WHOLE) if isinstance(x, jax.Array) and mesh_of([jax.typeof(x)]) else x
@@ -87,12 +87,12 @@ def in_automatic(function: Callable[..., T], args: tuple[Any, ...], specs: Calla
 
 
 def whole(tree: Any) -> Any:
-    """Specs of a tree that every device holds as a whole."""
+    """Specs for a tree that every device stores as a whole."""
     return jax.tree.map(lambda _: WHOLE, tree)
 
 
 def along_batch(inputs: Sequence[Any]) -> Callable[[Any], Any]:
-    """Specs of a result whose first axis is split as that of the first of `inputs` which is, if it is as long."""
+    """Specs for a result whose first axis, if it is as long, is split like that of the first split input."""
     first = next((x for x in inputs if isinstance(x, jax.Array) and parts_of_batch(x) > 1), None)
     if first is None:
         return whole
@@ -101,31 +101,31 @@ def along_batch(inputs: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 def spec_of(kind: Any) -> PartitionSpec:
-    """How the type of an array says that explicit axes split it."""
+    """How explicit axes split an array, according to its type."""
     return WHOLE if mesh_of([kind]) is None else kind.sharding.spec
 
 
 def shape_of(kind: Any) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and explicit sharding of a type, and where it varies, for a trace."""
+    """The shape, dtype, explicit sharding and varying axes of a type, for a trace."""
     own = {"manual_axis_type": kind.manual_axis_type} if _varying(kind) else {}
     sharding = kind.sharding if own or mesh_of([kind]) else None
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding, **own)
 
 
 def varying_alike(arrays: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]:
-    """Arrays that vary along every manual axis along which one of them does, or one of `like`."""
+    """The arrays, varying along every manual axis along which one of them does, or one of `like`."""
     found = (_varying(jax.typeof(x)) for x in (*arrays, *like) if isinstance(x, jax.Array))
     axes = frozenset[str]().union(*found)
     return [_vary(x, axes) for x in arrays] if axes else list(arrays)
 
 
 def varying_as(arrays: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
-    """Arrays that vary where types say so; None says nothing."""
+    """The arrays, varying where the types state it; None states nothing."""
     return [_vary(x, _varying(kind)) for x, kind in zip(arrays, kinds, strict=True)]
 
 
 def zeros_of(kind: Any) -> jax.Array:
-    """Zeros that vary where a type says so."""
+    """Zeros that vary where a type states it."""
     return varying_as([jnp.zeros(kind.shape, kind.dtype)], [kind])[0]
 
 
@@ -140,7 +140,7 @@ def _varying(kind: Any) -> frozenset[str]:
 
 
 def with_batch(x: Any, size: int) -> jax.ShapeDtypeStruct:
-    """The type of an argument with another size of its first axis, which stays split where that size can be."""
+    """The type of an argument with another size of its first axis, which stays split if that size allows it."""
     kind = shape_of(jax.typeof(x))
     if not kind.shape:
         return kind

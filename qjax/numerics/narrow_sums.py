@@ -1,8 +1,8 @@
 """Sums of products whose partial sums are visible: registers that saturate, and int16 pairs.
 
 Operands are rows: x is (K, batch, M) and w is (K, batch, N), and the result is (batch, M, N). A loop runs over K in
-blocks; what it keeps in memory is the accumulators alone, never the (K, M, N) products. The functions are plain JAX:
-jit, vmap and scan work.
+blocks and stores only the accumulators, never the (K, M, N) products. The functions are plain JAX, so jit, vmap and
+scan work.
 """
 
 import math
@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from qjax.numerics.accumulator import PAIR_MAX, PAIR_MIN
 
 BLOCK = 8
-"""Products per turn of the loop: XLA fuses one turn into one pass over the accumulators. 16 and 32 were no faster."""
+"""Products per iteration of the loop, which XLA fuses into one pass over the accumulators. 16 and 32 were no faster."""
 
 State = tuple[jax.Array, ...]
 
@@ -87,7 +87,7 @@ def _saturating(x: jax.Array, w: jax.Array, zero_point: ArrayLike, bits: int, *,
         acc, (product,) = state[0], products
         total = acc + product
         if not roomy:
-            # int32 itself overflowed where both operands have one sign and the sum the other
+            # int32 itself overflowed if both operands have one sign and the sum the other
             wrapped = ((acc ^ total) & (product ^ total)) < 0
             total = jnp.where(wrapped, jnp.where(acc < 0, np.int32(-(2**31)), np.int32(2**31 - 1)), total)
         clamped = jnp.minimum(jnp.maximum(total, low), high)
@@ -152,6 +152,6 @@ def _loop(
 
 
 def _blocks(rows: jax.Array, blocks: int, block: int) -> jax.Array:
-    """(K, batch, size) -> (blocks, block, batch, size), ended with zeros: weights of 0 change no sum and no event."""
+    """(K, batch, size) -> (blocks, block, batch, size), padded with zeros: weights of 0 change no sum and no event."""
     rows = jnp.pad(rows, ((0, blocks * block - rows.shape[0]), (0, 0), (0, 0)))
     return rows.reshape((blocks, block, *rows.shape[1:]))

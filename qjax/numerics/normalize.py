@@ -1,17 +1,17 @@
 """Normalisation of codes over axes, in integers: (x - mean) / sqrt(variance + epsilon) and its relatives.
 
-For n codes c of scale s (zero point off), centered or not:
+For n codes c of scale s (with the zero point subtracted), centered or not:
 
     D = n c - sum c,  W = n sum c^2 - (sum c)^2      or      D = c,  W = sum c^2
 
 `D / sqrt(W + E)` is the normalised number up to a constant factor, where `E = K epsilon / s^2` is epsilon in W's unit
-(see `Setup`). V = (W + E) 2^f, with f such that V has as many bits as fit, and epsilon's rounding to an integer costs
-a relative 2^-31 at most where it matters. With (r, h) the reciprocal root of V, see `reciprocal_root`,
+(see `Setup`). V = (W + E) 2^f, where f is such that V has as many bits as fit, and epsilon's rounding to an integer
+costs a relative 2^-31 at most where it matters. With (r, h) the reciprocal root of V, see `reciprocal_root`,
 
     t = rint(D r 2^(h + f / 2 - 61 + p)) = 2^p D / sqrt(W + E) (1 + e) + 1/2 at most
 
-in steps of 2^-p, |t| <= 2^30, e within 2^-29: root and quotient 2^-30 + 2^-31, half of what V's two roundings lose.
-What is left (gamma, beta, the output's scale) is an affine step per channel behind an int32 accumulator.
+in steps of 2^-p, |t| <= 2^30, e within 2^-29: root and quotient 2^-30 + 2^-31, half of what V's two roundings lose. The
+remaining factors (gamma, beta, the output's scale) are an affine step per channel after an int32 accumulator.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ Joined = Literal["add", "max"]
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What follows from shapes and ranges alone.
+    """What depends on shapes and ranges alone.
 
-    count: n. centered: whether the mean is taken off. gain: W is shifted left by it, an even number.
-    places: p, t's unit is 2^-p.
+    count: n. centered: whether the mean is subtracted. gain: the even number by which W is shifted left. places: p, t's
+    unit is 2^-p.
     """
 
     count: int
@@ -63,7 +63,7 @@ class Setup:
         reach = count * span if centered else span
         if product >= 1 << 62 or reach >= 1 << 30 or most.bit_length() > _ENERGY_BITS:
             raise ValueError(
-                f"normalize: {count} codes of a range of {span} have a sum of squares that 64 bits do not hold. Use "
+                f"normalize: {count} codes of a range of {span} have a sum of squares that does not fit 64 bits. Use "
                 "fewer bits for this tensor (an override of the recipe), or normalise over fewer elements."
             )
         gain = min(_MOST_GAIN, (_ENERGY_BITS - most.bit_length()) // 2 * 2)
@@ -74,13 +74,13 @@ class Setup:
 def prepare(setup: Setup, divisor: int, epsilon: float, x_scale: ArrayLike, joined: Joined = "add") -> dict[str, Any]:
     """The constants of `normalized`, int32 scalars by name.
 
-    `sqrt(sum (x - mean)^2 / divisor + epsilon)` divides (or, joined by "max", the greater of the root and epsilon):
-    in W's unit epsilon is K epsilon / s^2, or K epsilon^2 / s^2, with K = n divisor where the mean is taken off and
-    K = divisor otherwise. x_scale: float32 scalar, also traced.
+    The divisor is `sqrt(sum (x - mean)^2 / divisor + epsilon)` (or, joined by "max", the greater of the root and
+    epsilon): in W's unit epsilon is K epsilon / s^2, or K epsilon^2 / s^2, with K = n divisor if the mean is subtracted
+    and K = divisor otherwise. x_scale: float32 scalar, also traced.
 
     Returns:
-      energy_high, energy_low: epsilon in V's unit, high 2^31 + low. right: what V is shifted by where epsilon is so
-      great that it would not fit. half: f / 2.
+      energy_high, energy_low: epsilon in V's unit, high 2^31 + low. right: how far V is shifted right if epsilon is so
+      large that it would not fit. half: f / 2.
     """
     xp = host_or_trace(x_scale)
     scale, number = Real.of(x_scale), Real.of(np.float64(epsilon))
@@ -101,9 +101,9 @@ def prepare(setup: Setup, divisor: int, epsilon: float, x_scale: ArrayLike, join
 
 
 def factor(setup: Setup, divisor: int) -> Real:
-    """The normalised number over D / sqrt(W + E): sqrt(divisor / n) where the mean is taken off, or sqrt(divisor).
+    """The normalised number over D / sqrt(W + E): sqrt(divisor / n) if the mean is subtracted, or sqrt(divisor).
 
-    D / n over sqrt(W / (n divisor)); or c over sqrt(sum c^2 / divisor).
+    It is D / n over sqrt(W / (n divisor)), or c over sqrt(sum c^2 / divisor).
     """
     if not setup.centered:
         return Real.of(np.int64(divisor)).sqrt()
@@ -118,7 +118,7 @@ def normalized(
     """t, int32 of the codes' shape; 0 where W + E is 0.
 
     Args:
-      codes: int32, the zero point taken off. axes: those of the `setup.count` codes of one row.
+      codes: int32, with the zero point subtracted. axes: those of the `setup.count` codes of one row.
       constants: of `prepare`.
     """
     xp = like_inputs(codes, *constants.values())

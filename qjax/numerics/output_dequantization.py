@@ -1,4 +1,4 @@
-"""How runtimes make floats of output codes.
+"""How runtimes turn output codes into floats.
 
 | name | float32 value of a code | who |
 | --- | --- | --- |
@@ -6,7 +6,7 @@
 | `product_sum` | q * s + (-z * s), each step rounded | TFLite's optimised kernels on x86 |
 
 The second works on blocks of eight elements of the whole tensor, batch included. The last n mod 8 of n elements are
-computed by the first. So the result depends on the position of an element.
+computed by the first, so the result depends on the position of an element.
 """
 
 import math

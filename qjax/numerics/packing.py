@@ -1,8 +1,9 @@
-"""Many small arrays as one vector and back, in programs that compile fast.
+"""Packs many small arrays into one vector and back, in programs that compile fast.
 
 XLA compiles equal loops once. A slice becomes a loop that contains its offset, so n slices are n different loops. Here
-the offset is an operand of the loop, so all pieces of one size are one loop. Every piece is computed before it is read:
-the CPU's compiler would fuse it into its reader, and equal blocks of a network would become different programs.
+the offset is an operand of the loop, so all pieces of one size are one loop. Every piece is computed before it is read,
+because the CPU's compiler would otherwise fuse it into its reader, and equal blocks of a network would become different
+programs.
 """
 
 import functools
@@ -20,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 def packed(arrays: Sequence[jax.Array]) -> jax.Array:
-    """All elements of arrays of one dtype, one array behind the other. Arrays of one size should be neighbours."""
+    """All elements of arrays of one dtype, one array after the other. Arrays of one size should be neighbours."""
     return _packed(tuple(jnp.shape(array) for array in arrays), list(arrays))
 
 
@@ -64,7 +65,8 @@ _unpacked.defvjp(
 
 def _pieces(vector: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     ends = list(itertools.accumulate(sizes))
-    # Behind the barrier the compiler does not know the numbers. Signed ones could be negative, which costs operations.
+    # The barrier hides the numbers from the compiler. They are unsigned, because signed ones could be negative, which
+    # costs operations.
     starts = lax.optimization_barrier([np.uint32(end - size) for end, size in zip(ends, sizes, strict=True)])
     cut = [lax.dynamic_slice(vector, (start,), (size,)) for start, size in zip(starts, sizes, strict=True)]
     return lax.optimization_barrier(cut)

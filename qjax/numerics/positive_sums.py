@@ -29,7 +29,7 @@ _ZERO = _LEADING
 """The key of 2^-190."""
 _MANTISSAS = (1 << _BITS, 1 << (_BITS + 1))
 _EXPONENTS = (-214, 300)
-"""Of keys and their sums; those of float32 numbers are less than 117."""
+"""Exponents of keys and their sums; those of float32 numbers are less than 117."""
 _ROOM = 30
 
 
@@ -70,14 +70,14 @@ def total(terms: Any) -> tuple[Any, Any]:
 
 
 def _added(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    """a + b, rounded to 24 bits once, ties to even; mantissas up to 2^24, which the next addition takes, too."""
+    """a + b, rounded to 24 bits once, ties to even; mantissas up to 2^24, which the next addition accepts, too."""
     (m, e), (term, e_term) = ((within(x, *_MANTISSAS), within(y, *_EXPONENTS)) for x, y in (a, b))
     xp = like_inputs(m, term)
     # Further apart than 30 bits, the smaller number is less than a quarter of the last bit: nothing, but not zero.
     apart = e - e_term
     down, down_term = (within(xp.clip(d, _I64(0), _I64(_ROOM)), 0, _ROOM) for d in (-apart, apart))
     exact = ((m << _I64(_ROOM)) >> down) + ((term << _I64(_ROOM)) >> down_term)
-    # the mask says to a compiler that it is a bit
+    # the mask tells a compiler that this is one bit
     carry = within((exact >> _I64(_ROOM + _BITS + 1)) & _I64(1), 0, 1)
     shift = carry + _I64(_ROOM)
     rounded = right_shift_with_headroom(xp, exact, shift, Rounding.NEAREST_EVEN)

@@ -1,20 +1,21 @@
 """Softmax of 8-bit codes over the last axis as ONNX Runtime's operator QLinearSoftmax computes it.
 
-For n codes a row, scales s_x and s_y and the zero point z_y, d being the difference to the greatest code of the row:
+For n codes a row, scales s_x and s_y and the zero point z_y, with d the difference to the greatest code of the row:
 
     e_d = float32(exp((l - 5 / s_x - d) s_x)),  l = max(0, float32(log(float32(max / n))) - 5) / s_x, in doubles
     c = floor(float32(1 / s_y));  S = e_0 + ... + e_n, in float32 from left to right
     y = min(rint(float32(float32(e_d c) / S)) + z_y, the greatest code)
 
-max is the greatest float32. So 1 / s_y becomes a whole number: values are off by up to that much. The runtime's product
-e_d c overflows for small n (n = 1) or small s_y; `overflows` says when. Here it does not, as exponents have more room.
+max is the greatest float32. So 1 / s_y becomes a whole number, and values are off by up to that much. The runtime's
+product e_d c overflows for small n (n = 1) or small s_y; `overflows` tells when. Here it does not, because exponents
+have more room.
 
 Source: onnxruntime/contrib_ops/cpu/quantization/qlinear_softmax.cc. Compared with ONNX Runtime 1.31: there int8 stops
 at 127; the conversion of earlier versions wraps a sum above that.
 
 In integers: q = rint(float32(x)) with x = p / S for p = float32(e_d c). float32(x) lies above q - 1/2, or is equal to
 it and q is even, exactly if x > h + u/2 (q odd) or x >= h - u/2 (q even), with h = q - 1/2 and u the last bit of a
-float32 at h. A reciprocal of S gives q or q + 1, and one comparison decides.
+float32 at h. A reciprocal of S results in q or q + 1, and one comparison decides.
 """
 
 from decimal import Decimal, localcontext
@@ -68,7 +69,7 @@ def prepare(x_scale: np.float32, length: int, y_scale: np.float32, zero_point: i
 
 
 def overflows(x_scale: np.float32, length: int, y_scale: np.float32) -> bool:
-    """Whether the runtime's product of the greatest exponential and 1 / s_y leaves float32: it has no result then."""
+    """Whether the runtime's product of the greatest exponential and 1 / s_y exceeds float32, so it has no result."""
     with np.errstate(over="ignore"):
         return not np.isfinite(_powers(x_scale, length)[0] * _steps(y_scale))
 

@@ -1,4 +1,4 @@
-"""The numbers of a quantized tensor, scale and zero point, checked if they are not traced."""
+"""The numbers of a quantized tensor, scale and zero point, which are checked unless they are traced."""
 
 import dataclasses
 from typing import Any
@@ -77,9 +77,9 @@ class QParams:
 
 
 def integer_zero_point(zero_point: jax.Array, qmin: int, qmax: int) -> jax.Array:
-    """int32 zero point of a latent float one: half to even, clipped to [qmin, qmax]; NaN counts as 0 does.
+    """int32 zero point of a latent float one: half to even, clipped to [qmin, qmax]; NaN counts as 0.
 
-    An integer zero point is returned as it is.
+    An integer zero point is returned unchanged.
     """
     if jnp.issubdtype(zero_point.dtype, jnp.integer):
         return zero_point.astype(jnp.int32)
@@ -111,9 +111,9 @@ def broadcast_to_tensor(param: jax.Array, spec: QSpec, shape: tuple[int, ...]) -
 
 
 def zero_point_for(qparams: QParams, shape: tuple[int, ...]) -> jax.Array:
-    """The zero point, ready to broadcast against a tensor of that shape, as `broadcast_to_tensor` gives it.
+    """The zero point in a shape that broadcasts against a tensor of that shape, as from `broadcast_to_tensor`.
 
-    Of a symmetric spec it is 0, here as a constant: the bounds of the codes are then two numbers, and not vectors that
+    For a symmetric spec it is the constant 0, so that the bounds of the codes are two numbers, and not vectors that
     every element reads.
     """
     if qparams.spec.symmetric and jnp.issubdtype(qparams.zero_point.dtype, jnp.integer):
@@ -159,7 +159,7 @@ def _check_zero_point(zero_point: np.ndarray, spec: QSpec) -> None:
             raise ValueError("QParams: a learned zero_point must be finite")
         return
     if spec.symmetric and zero_point.any():
-        raise ValueError(f"QParams: a symmetric spec has zero_point 0. Got {zero_point}; use symmetric=False")
+        raise ValueError(f"QParams: a symmetric spec needs zero_point 0. Got {zero_point}; use symmetric=False")
     bad = (zero_point < spec.qmin) | (zero_point > spec.qmax)
     if bad.any():
         raise ValueError(

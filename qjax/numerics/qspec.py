@@ -1,4 +1,4 @@
-"""Which codes a tensor may hold, and which slices of it have a scale of their own."""
+"""Which codes a tensor may contain, and which of its slices have their own scale."""
 
 import dataclasses
 import functools
@@ -24,13 +24,13 @@ _ELSEWHERE = {
     "scale": "A scale is found by calibration, or is part of QParams(scale, zero_point, spec).",
     "zero_point": "A zero point is found by calibration, or is part of QParams(scale, zero_point, spec).",
 }
-"""What people look for in a QSpec: where it is."""
+"""Names that people look for in a QSpec, and where they are set instead."""
 
 
 def known_fields(elsewhere: Mapping[str, str] = MappingProxyType({})) -> Callable[[type[T]], type[T]]:
-    """Of a dataclass: an unknown field is an error that lists the known ones, and names the one that is nearest.
+    """Decorates a dataclass: an unknown field is an error that lists the known ones and suggests the nearest.
 
-    elsewhere: name -> where it is set.
+    elsewhere: name -> where it is set instead.
     """
 
     def decorate(kind: type[T]) -> type[T]:
@@ -56,9 +56,9 @@ def known_fields(elsewhere: Mapping[str, str] = MappingProxyType({})) -> Callabl
 @known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class QSpec:
-    """Which codes a tensor may hold, and which of its elements share a scale. Hashable.
+    """Which codes a tensor may contain, and which of its elements share a scale. Hashable.
 
-    A code c stands for the real number (c - zero_point) * scale.
+    A code c represents the real number (c - zero_point) * scale.
 
     Args:
       bits: 2 to 16.
@@ -73,12 +73,12 @@ class QSpec:
       group_axis: the axis that is split. For the weights of a recipe the default, 0, means the axis that each product
         sums over, whichever axis of the weight that is.
 
-    Groups are for products of matrices that sum over one axis. Where the weights of a recipe have groups,
+    Groups are for products of matrices that sum over one axis. If a recipe asks for groups of weights,
 
-    - an axis that `group_size` does not divide gets groups of the greatest divisor that is at least half of it, such as
-      24 for 32 of 48 elements, or else one group;
+    - an axis whose size is no multiple of `group_size` gets groups of the greatest divisor that is at least half of
+      it, such as 24 for 32 of 48 elements, or else one group;
     - the weights of convolutions, and of products that sum over several axes, get a scale per output channel;
-    - a table of embeddings gets one scale, and so does a parameter that is multiplied or added. A table whose spec says
+    - a table of embeddings gets one scale, and so does a parameter that is multiplied or added. A table whose spec has
       `axis=0, group_axis=1` has groups within each row.
 
     `qjax.quantize` lists these tensors in one warning. If no weight has groups of the size asked for, it is an error.
@@ -144,13 +144,13 @@ class QSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest of int8, uint8, int16, uint16 that holds the codes."""
+        """The smallest of int8, uint8, int16, uint16 that fits the codes."""
         width = 8 if self.bits <= 8 else 16
         return np.dtype(f"{'int' if self.signed else 'uint'}{width}")
 
     @property
     def per_tensor(self) -> bool:
-        """Whether one scale serves the whole tensor."""
+        """Whether the whole tensor has one scale."""
         return self.axis is None and self.group_size is None
 
     def replace(self, **changes: Any) -> "QSpec":
@@ -164,7 +164,7 @@ class QSpec:
         return dataclasses.replace(self, **changes)
 
     def param_axes(self, ndim: int) -> tuple[int, ...]:
-        """The axes of a tensor of `ndim` dimensions that the parameters keep, ascending and non-negative."""
+        """The axes of a tensor of `ndim` dimensions along which parameters vary, ascending and non-negative."""
         axes = () if self.axis is None else (self.axis,) if isinstance(self.axis, int) else self.axis
         if self.group_size is not None:
             axes = (*axes, self.group_axis)
@@ -198,7 +198,7 @@ class QSpec:
 
 
 def dividing_group(size: int, elements: int) -> int | None:
-    """The size of the groups of an axis for which groups of `size` are asked, see `QSpec`; None: one group."""
+    """The size of the groups of an axis for which groups of `size` are requested, see `QSpec`; None: one group."""
     sizes = range(size, (size + 1) // 2 - 1, -1)
     return next((n for n in sizes if elements % n == 0 and (n == size or n < elements)), None)
 

@@ -1,6 +1,6 @@
-"""Square roots and their reciprocals in integers: a fixed number of steps, exact or with a proven error.
+"""Square roots and their reciprocals in integers, in a fixed number of steps, exact or with a proven error.
 
-Written for numpy and `jax.numpy` alike; numbers are int64 below 2^62.
+They are written for numpy and `jax.numpy` alike; numbers are int64 below 2^62.
 """
 
 from types import ModuleType
@@ -55,7 +55,7 @@ def integer_rsqrt(x: ArrayLike) -> tuple[Any, Any]:
 
 
 def reciprocal_root(xp: ModuleType, x: ArrayLike) -> tuple[Any, Any]:
-    """`integer_rsqrt` for kernels: an array of namespace xp, nothing is checked."""
+    """`integer_rsqrt` for kernels: takes an array of namespace xp and checks nothing."""
     lifted, half = lift(xp, x)
     root = lifted_root(xp, lifted)
     return divide_to_even(xp, xp.full_like(root, _I(1 << RECIPROCAL_BITS)), root), half
@@ -77,8 +77,8 @@ def lifted_root(xp: ModuleType, x: Any) -> Any:
     """floor(sqrt(x)) for x in [2^60, 2^62).
 
     With s = x / 2^62 in [1/4, 1): the tangent (s + 1/2) / sqrt(2) is at least sqrt(s), and at most 6.07% above it. A
-    step y' = (y + x / y) / 2 takes a relative error of e to e^2 / (2 + 2 e): 1.8e-3, 1.6e-6, 1.2e-12, which is below
-    0.003 of a step; with floors, y' stays at least floor(sqrt(x)). What is left is to take 1 off where y^2 > x.
+    step y' = (y + x / y) / 2 turns a relative error of e into e^2 / (2 + 2 e): 1.8e-3, 1.6e-6, 1.2e-12, which is below
+    0.003 of a step; with floors, y' stays at least floor(sqrt(x)). Finally 1 is subtracted where y^2 > x.
     """
     y = ((((x >> _I(31)) + _I((1 << 30) + 1)) * _I(46341)) >> _I(16)) + _I(1)
     for _ in range(3):

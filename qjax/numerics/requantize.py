@@ -1,9 +1,9 @@
 """Requantize: from the int32 accumulator to the codes of the output, under a named rule.
 
-acc is a sum of products of codes, worth acc * s_x * s_w; the output code is rounded(acc * e) + zero_point
-with the effective scale e = s_x * s_w / s_y. Runtimes round differently, so each way is a rule with a name,
-see `rules`. This module checks the arguments, broadcasts the constants to the shape of acc, clamps and adds
-zero_point; a rule may clamp and add the zero point itself.
+acc is a sum of products of codes with the value acc * s_x * s_w; the output code is rounded(acc * e) + zero_point with
+the effective scale e = s_x * s_w / s_y. Runtimes round differently, so each way is a rule with a name, see `rules`.
+This module checks the arguments, broadcasts the constants to the shape of acc, clamps and adds zero_point; a rule may
+clamp and add the zero point itself.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ def requantize(
 ) -> jax.Array:
     """clamp(rounded(acc * effective_scale) + zero_point, qmin, qmax), the rounding being the rule's.
 
-    No step overflows but where the rule says so: products are 64 bits wide, the rounded value saturates to
+    No step overflows, unless the rule states it: products are 64 bits wide, the rounded value saturates to
     int32, and the zero point is added after clamping to [qmin - zero_point, qmax - zero_point], which is the
-    same number. A rule that adds the zero point inside its rounding, or that does not clamp, says so in its
+    same number. A rule that adds the zero point inside its rounding, or that does not clamp, states this in its
     docstring. Given constants, the computation holds integers only, also where the runtime's holds floats.
 
     Args:
@@ -71,7 +71,7 @@ def requantize(
     zero_point = _expand("zero_point", _as_zero_point(zero_point, qmin, qmax), acc.shape)
     # an int64 accumulator crosses the boundary of this jit
     with jax.enable_x64(True) if acc.dtype == np.int64 else contextlib.nullcontext():
-        # a compiled program that was traced before has no names
+        # a program that was compiled before has no named calls
         steps = rounded_codes if are_names_kept() else _requantize
         return steps(chosen, qmin, qmax, acc, constants, zero_point, key)
 
@@ -80,7 +80,7 @@ def requantize(
 def rounded_codes(
     rule: Rule, qmin: int, qmax: int, acc: Any, constants: Any, zero_point: Any, key: jax.Array | None
 ) -> jax.Array:
-    """`requantize` of arguments that are checked and broadcast."""
+    """`requantize` with arguments that are already checked and broadcast."""
     with jax.enable_x64(True):
         rounded = rule.apply(acc, constants, Call(zero_point, qmin, qmax, key))
         if rule.finishes:

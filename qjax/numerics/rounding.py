@@ -1,7 +1,7 @@
 """The ways to round, by name, for floats and for the right shift of an integer.
 
-A rounding is always a value with a name, never implied by where the code runs. The functions here are the
-only places that turn a fraction into an integer; every fixed-point rule is built from them.
+A rounding is always a value with a name, never implied by where the code runs. The functions here are the only places
+that turn a fraction into an integer; every fixed-point rule is built from them.
 """
 
 import enum

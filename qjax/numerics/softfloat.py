@@ -1,15 +1,16 @@
 """Real numbers as sign, 53-bit mantissa and exponent: IEEE binary64 arithmetic, the same on the host and in a trace.
 
 Runtimes derive their fixed-point constants from scales in C doubles. Under XLA the result of double arithmetic is not
-reliable (products are fused into sums, quotients become products with reciprocals), so `prepare` would give other bits
-inside `jit` than on the host. `Real` computes +, -, *, / and sqrt, each rounded once to 53 bits, ties to even: the same
-bits as a C double as long as nothing over- or underflows there, and the same on the host, inside jit, and under vmap.
+reliable (products are fused into sums, quotients become products with reciprocals), so `prepare` would return other
+bits inside `jit` than on the host. `Real` computes +, -, *, / and sqrt, each rounded once to 53 bits, ties to even.
+These are the same bits as those of a C double as long as nothing over- or underflows there, and the same on the host,
+inside jit, and under vmap.
 
 On the host the arithmetic is that of 64-bit integers. Inside a trace it is the processor's, between bit patterns (see
-`_binary64`); on TPUs, which have no doubles, the integers again.
+`_binary64`); TPUs have no doubles, so they use the integers too.
 
-Not a general float: there is no NaN, no infinity and no signed zero. The exponent is unbounded (int32) on the host;
-inside a trace the range is that of normal doubles, below which a result is 0.
+This is no general float: there is no NaN, no infinity and no signed zero. The exponent is unbounded (int32) on the
+host; inside a trace the range is that of normal doubles, below which a result is 0.
 """
 
 import dataclasses
@@ -110,13 +111,13 @@ class Real:
 
     @staticmethod
     def of_pattern(bits: Any) -> "Real":
-        """The number whose `pattern` this is; inside a trace."""
+        """The number that has this `pattern`; inside a trace."""
         result = object.__new__(Real)
         object.__setattr__(result, "_bits", bits)
         return result
 
     def pattern(self) -> Any:
-        """The bits of the double, uint64: what carries a number inside a trace in one array."""
+        """The bits of the double, uint64, which represent a number inside a trace in one array."""
         with wide(host_or_trace(*self.held())):
             return _pattern(self)
 
@@ -291,12 +292,12 @@ class Real:
         return a.read(compute)
 
     def read(self, compute: Callable[["Real"], Any]) -> Any:
-        """`compute(self)`: arrays from the three fields; in a trace a computation of its own, see `fence.apart`."""
+        """`compute(self)`: arrays from the three fields; in a trace as a separate computation, see `fence.apart`."""
         xp = host_or_trace(*self.held())
         with wide(xp):
             if xp is np or 0 in self.shape:
                 return compute(self)
-            # The pattern alone goes in: XLA would make one array of each field.
+            # Only the pattern goes in, because XLA would otherwise make one array of each field.
             pattern = _pattern(self)
             return apart(binary64.alive(pattern), lambda pattern: compute(Real.of_pattern(pattern)), pattern)
 
@@ -308,7 +309,7 @@ class Real:
         return self._moved(lambda p: p.reshape(*shape)) or Real(*(p.reshape(*shape) for p in self.parts()))
 
     def _moved(self, change: Any) -> "Real | None":
-        """The number whose pattern is the changed one of this; None on the host."""
+        """The number whose pattern is a changed one of this number's; None on the host."""
         if not traced(*self.held()):
             return None
         with wide(jnp):
@@ -319,15 +320,15 @@ class Real:
         return Parts(self.sign, self.mantissa, self.exponent)
 
     def __getattr__(self, name: str) -> Any:
-        """A field of a number that is held as its pattern. A chain of operations reads none between two of them."""
+        """A field of a number that is stored as its pattern. A chain of operations reads none between two of them."""
         if name not in Parts._fields or "_bits" not in self.__dict__:
             raise AttributeError(name)
         with wide(jnp):
-            # Not kept: inside of a branch or a loop it would be a value of that trace.
+            # Not stored, because inside of a branch or a loop it would be a value of that trace.
             return getattr(binary64, name)(self.__dict__["_bits"])
 
     def held(self) -> tuple[Any, ...]:
-        """The arrays that are there: the fields, the pattern, or both."""
+        """The arrays that exist: the fields, the pattern, or both."""
         return tuple(self.__dict__.values())
 
 
@@ -344,7 +345,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
     """Whether x is known to be `number` everywhere.
 
     A sum with 0, a product with 0 or 1, a quotient of 0 or by 1 is then one of the operands, and no operation of the
-    program: most accumulators have no factor and no bias behind them.
+    program. This is common, because most accumulators have no factor and no bias after them.
     """
     if traced(*x.held()):
         return False
@@ -363,7 +364,7 @@ def _broadcast(xp: ModuleType, x: Real, shape: tuple[int, ...]) -> Real:
 
 
 def _on_patterns(name: str) -> Any:
-    """An operation in integers, on patterns; a function of its own in a program, traced once for a shape."""
+    """An operation in integers, on patterns; a separate function in a program, traced once per shape."""
 
     @jax.jit
     def run(*patterns: Any) -> Any:
@@ -376,7 +377,7 @@ _PATTERNS = {name: _on_patterns(name) for name in integers.FORMULAS}
 
 
 def _arithmetic(name: str, xp: ModuleType, *operands: Real) -> Real:
-    """On the host in integers; in a trace by the processor's own binary64, or in integers where it has none."""
+    """On the host in integers; in a trace by the processor's own binary64, or in integers if it has none."""
     with wide(xp):
         if xp is np:
             return Real(*integers.FORMULAS[name](np, *(x.parts() for x in operands)))

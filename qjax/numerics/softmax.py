@@ -2,16 +2,16 @@
 
 | method | who | result |
 | --- | --- | --- |
-| `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point | codes at 1/256, the least is 0 |
+| `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point | codes at 1/256, the lowest is 0 |
 | `float32` | LiteRT's optimised kernels on x86, and its default, which has no XNNPACK kernel for codes | the same |
 | `uint16` | the same on AArch64: exponentials of 16 bits | the same |
 | `onnx` | ONNX Runtime, see `qlinear_softmax` | any scale and zero point |
 
-The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
-there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
+The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; from there on `softmax` uses
+integers only, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
 
 TFLite's codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old
-files. `gemmlowp` also makes int16 of int8 codes, at 2^-16 with the zero point -32768.
+files. `gemmlowp` also computes int16 from int8 codes, at 2^-16 with the zero point -32768.
 
 The method `uint16`, where d is the difference to the greatest code:
 
@@ -19,8 +19,8 @@ The method `uint16`, where d is the difference to the greatest code:
     y = MBQM(t_i, inv) - 128
 
 (M, r) = quantize_multiplier(inv), and MBQM rounds twice: SRDHM(t, M), then a shift right by r with ties up (`neon`) in
-whole blocks of 16 codes of the last axis, with ties away from zero (`double_round`) in what is left of each row.
-Source: PopulateSoftmaxUInt8LookupTable and SoftmaxInt8LUT of TFLite, compiled by clang for AArch64 only.
+whole blocks of 16 codes of the last axis, with ties away from zero (`double_round`) for the remaining codes of each
+row. Source: PopulateSoftmaxUInt8LookupTable and SoftmaxInt8LUT of TFLite, compiled by clang for AArch64 only.
 """
 
 from types import ModuleType
@@ -51,9 +51,9 @@ _INTEGER_BITS = 5
 SUM_BITS = 12
 """The sum of exponentials is Q12.19."""
 _MANY = 1024
-"""From so many codes on, a table of 256 exponentials takes less time than one for each code."""
+"""From this many codes on, a table of 256 exponentials takes less time than one exponential for each code."""
 _BLOCK = 16
-"""Codes that one step of the kernel of AArch64 takes."""
+"""Codes that one step of the AArch64 kernel processes."""
 
 
 class Gemmlowp(NamedTuple):
@@ -104,7 +104,7 @@ def prepare(
       ValueError: an unknown method, a scale that is not finite and positive, or no length where it is needed.
     """
     if method not in SOFTMAX_METHODS:
-        raise ValueError(f"softmax: expected a method out of {', '.join(SOFTMAX_METHODS)}. Got {method!r}.")
+        raise ValueError(f"softmax: expected a method among {', '.join(SOFTMAX_METHODS)}. Got {method!r}.")
     scale = np.float32(x_scale)
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"softmax: the input's scale must be finite and positive. Got {x_scale}.")
@@ -119,10 +119,10 @@ def prepare(
         return _prepare_uint16(scale)
     fraction = 31 - _INTEGER_BITS
     if scale >= 2.0 ** (_INTEGER_BITS - 1):
-        # The next code has e^-16 at most, so only the greatest codes remain.
+        # The next code has an exponential of e^-16 at most, so only the greatest codes remain.
         return Gemmlowp(np.int32(0), np.int32(0), np.int32(0))
     if scale <= 2.0**-fraction:
-        raise ValueError(f"softmax: gemmlowp's takes input scales above 2^-{fraction}. Got {x_scale}.")
+        raise ValueError(f"softmax: gemmlowp's kernel takes input scales above 2^-{fraction}. Got {x_scale}.")
     multiplier, shift = quantize_multiplier(Real.of(scale).scale_by_power_of_two(fraction))
     radius = (((1 << _INTEGER_BITS) - 1) << fraction) >> int(shift)
     return Gemmlowp(multiplier, shift, np.int32(-radius))
@@ -185,7 +185,7 @@ def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> An
     is 0.
     """
     given = tuple(xp.asarray(c) for c in constants)
-    # a writer that knows the names has its own table; the size is no number where the batch is free
+    # a writer that knows the names has its own table; the size is no number if the batch is free
     by_table = not (isinstance(values.size, int) and values.size < _MANY) and not are_names_kept()
     inside, powers, terms = (_looked_up if by_table else gemmlowp_powers)(values, *given)
     total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
@@ -195,7 +195,7 @@ def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> An
 
 @named()
 def gemmlowp_powers(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any, Any]:
-    """Of int32 codes of 8 bits: which count, their exponentials as Q0.31, and these as Q12.19; 0 where none counts."""
+    """For int32 codes of 8 bits: which count, their exponentials as Q0.31, and these as Q12.19; 0 where none counts."""
     xp = like_inputs(values)
     inside, powers = exponentials(_to_greatest(xp, values), multiplier, shift, least)
     terms = xp.where(inside, rounding_divide_by_power_of_two(powers, SUM_BITS), np.int32(0))
@@ -203,7 +203,7 @@ def gemmlowp_powers(values: Any, multiplier: Any, shift: Any, least: Any) -> tup
 
 
 def exponentials(difference: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any]:
-    """Of int32 differences to the greatest code: which count, and their exponentials as Q0.31."""
+    """For int32 differences to the greatest code: which count, and their exponentials as Q0.31."""
     xp = like_inputs(difference)
     inside = difference >= least
     scaled = product(xp.where(inside, difference, np.int32(0)) << shift, multiplier)
@@ -211,7 +211,7 @@ def exponentials(difference: Any, multiplier: Any, shift: Any, least: Any) -> tu
 
 
 def _looked_up(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any, Any]:
-    """As `gemmlowp_powers`, of a table of all differences, where what does not count is 0."""
+    """As `gemmlowp_powers`, from a table of all differences, in which those that do not count are 0."""
     xp = like_inputs(values)
     inside, powers = exponentials(xp.asarray(-np.arange(256, dtype=np.int32)), multiplier, shift, least)
     # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
@@ -221,7 +221,7 @@ def _looked_up(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[An
 
 @named(1)
 def gemmlowp_reciprocal(total: Any, bits: int) -> tuple[Any, Any]:
-    """Of a sum of exponentials as Q12.19, at least 1 of them: 2^bits divided by it, as Q0.31 and a shift to the right.
+    """For a sum of one or more exponentials as Q12.19: 2^bits divided by it, as Q0.31 and a right shift.
 
     The sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31.
     """

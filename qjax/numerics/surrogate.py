@@ -1,4 +1,4 @@
-"""A value that trains as another one does."""
+"""Combines the value of one array with the gradient of another."""
 
 from typing import Any
 

@@ -9,9 +9,9 @@
 
 with v = s_x * (q - z_x), and every step of the last two in float32. Their tanh is the C library's tanhf; sigmoid is 1 /
 (1 + expf(-v)) with each step rounded to float32 in `tflite`, and correctly rounded to float32 in `xnnpack`. The last
-three seldom differ from `exact`: on random int8 grids of the input, `gemmlowp` in 1 of 79,616 codes of the sigmoid and
-in 2 of 79,616 of tanh, each by one (311 grids of scales between 2^-12 and 4), and none of the three in any of 61,696
-codes of each function (241 grids of scales between 2^-9 and 2^-2, outputs on the grids of TFLite's kernels).
+three seldom differ from `exact`: on random int8 grids of the input, `gemmlowp` differs in 1 of 79,616 codes of the
+sigmoid and in 2 of 79,616 of tanh, each by one (311 grids of scales between 2^-12 and 4), and none of the three in any
+of 61,696 codes of each function (241 grids of scales between 2^-9 and 2^-2, outputs on the grids of TFLite's kernels).
 """
 
 from decimal import Decimal, localcontext
@@ -51,14 +51,14 @@ def function_table(
         `gemmlowp` other codes than int8, or another output grid than the one that TFLite fixes.
     """
     if method not in TABLE_METHODS:
-        raise ValueError(f"function_table: expected a method out of {', '.join(TABLE_METHODS)}. Got {method!r}.")
+        raise ValueError(f"function_table: expected a method among {', '.join(TABLE_METHODS)}. Got {method!r}.")
     if method == "gemmlowp":
         table = gemmlowp_table(function, x_scale, x_zero_point)
         given = (float(y_scale), int(y_zero_point)), x_range, y_range
         wanted = GEMMLOWP_GRIDS[function], (-128, 127), (-128, 127)
         if given != wanted:
             raise ValueError(
-                f"function_table: gemmlowp's {function} takes and gives int8 codes, those of the output with scale "
+                f"function_table: gemmlowp's {function} takes and returns int8 codes, those of the output with scale "
                 f"{wanted[0][0]} and zero point {wanted[0][1]}. Got scale {y_scale} and zero point {y_zero_point}, "
                 f"codes {x_range} and {y_range}."
             )
@@ -80,7 +80,7 @@ def _float32_table(
 ) -> np.ndarray:
     """LUTPopulate of TFLite's lut.h and XNNPACK's reference kernels, LiteRT 2.3.0: see the module's table."""
     if function not in FUNCTIONS:
-        raise ValueError(f"function_table: expected a function out of {', '.join(FUNCTIONS)}. Got {function!r}.")
+        raise ValueError(f"function_table: expected a function among {', '.join(FUNCTIONS)}. Got {function!r}.")
     scales = np.float32(x_scale), np.float32(y_scale)
     if not all(np.isfinite(s) and s > 0 for s in scales):
         raise ValueError(f"function_table: scales must be finite and positive. Got {scales[0]} and {scales[1]}.")

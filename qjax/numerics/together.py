@@ -1,4 +1,4 @@
-"""`derive(case)` for a list of cases, one per node; cases of one kind are traced and compiled together.
+"""Computes `derive(case)` for a list of cases, one per node; similar cases are traced and compiled together.
 
 Inside a trace, every derivation costs tracing and compile time, however small it is. Two cases are of one kind if they
 differ only in traced numbers. These numbers are stacked, and the derivation runs once under `vmap`. The function reads
@@ -23,7 +23,7 @@ from qjax.numerics.packing import packed, unpacked
 
 @dataclasses.dataclass(frozen=True)
 class _Hole:
-    """The place of a traced array in a case: its number among the different ones of the case."""
+    """The place of a traced array in a case: its index among the distinct ones of the case."""
 
     index: int
 
@@ -35,20 +35,21 @@ def derived(
     elementwise: Callable[[Any], bool] = lambda case: False,
     uniform: Callable[[Any], Any] = lambda case: case,
 ) -> list[Any]:
-    """`[derive(case) for case in cases]`, the same bits.
+    """`[derive(case) for case in cases]`, with the same bits.
 
     Args:
       derive: a function of nothing but its case.
       cases: dataclasses, mappings, tuples and lists of arrays (numpy, or traced) and hashable values.
       alive: case -> a boolean scalar that is always true, computed from its traced arrays (see `fence.apart`); it is
         called only for cases that have some.
-      elementwise: whether the results of a case are vectors whose elements each follow from one element of its traced
+      elementwise: whether the results of a case are vectors whose elements each depend on one element of its traced
         arrays, which are scalars or vectors of one size. Such vectors of several sizes are computed as one.
-      uniform: the first part of `derive` for such cases: a case -> one of which `derive` makes the same. It is called
-        for the joined cases of a kind. Kinds that it makes equal are one kind for the rest of `derive`.
+      uniform: normalises such a case so that more cases share one compilation: `derive` must return the same for the
+        normalised case. It is called only for the joined cases of a kind; kinds that become equal are one kind for
+        `derive`.
 
     Returns:
-      Results are structures as cases are; what does not depend on traced arrays in them is the same for a kind.
+      Results are structures like the cases; what does not depend on traced arrays in them is the same for a kind.
     """
     parts = [_split(case) for case in cases]
     kinds: dict[Any, list[int]] = {}
@@ -83,7 +84,7 @@ def _length(arrays: Sequence[Any]) -> int | None:
 
 
 def _has_vector(key: Any) -> bool:
-    """Whether the case holds a vector that is not traced, which fits one case and not a longer one."""
+    """Whether the case contains a vector that is not traced, which fits one case but not a longer one."""
     if not isinstance(key, tuple):
         return False
     parts: tuple[Any, ...] = key
@@ -94,9 +95,9 @@ def _has_vector(key: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-    """Cases of one kind as one of longer vectors, `case`; the same made uniform, and split.
+    """Cases of one kind combined into one of longer vectors, `case`; then normalised, and split.
 
-    positions, sizes: of the cases that were joined.
+    positions, sizes: of the cases that were combined.
     """
 
     case: Any
@@ -109,7 +110,7 @@ class _Joined:
 
 def _joined(uniform: Callable[[Any], Any], parts: Sequence[Any], positions: Sequence[int]) -> _Joined:
     sizes = [_length(arrays) or 0 for _, arrays, _ in parts]
-    # Pieces of one size lie side by side, see `packed`.
+    # Pieces of one size must be neighbours, see `packed`.
     order = sorted(range(len(parts)), key=lambda i: sizes[i])
     parts, sizes = [parts[i] for i in order], [sizes[i] for i in order]
     columns = list(zip(*(arrays for _, arrays, _ in parts), strict=True))
@@ -124,7 +125,7 @@ def _joined(uniform: Callable[[Any], Any], parts: Sequence[Any], positions: Sequ
 
 
 def _cut(derive: Callable[[Any], Any], several: Sequence[_Joined]) -> list[tuple[int, Any]]:
-    """The results of several kinds that `uniform` made one, each with the position of its case."""
+    """The results of several kinds that `uniform` made equal, each with the position of its case."""
     positions = [position for one in several for position in one.positions]
     case = several[0].case
     if len(positions) == 1:
@@ -159,7 +160,7 @@ def _stacked(derive: Callable[[Any], Any], parts: Sequence[Any], alive: jax.Arra
 
     with sharing(alive):
         stacks = jax.vmap(one, in_axes=axes)(*operands)
-    # Cut the pieces here: if each reader cut its own, no two blocks of a network would be equal programs.
+    # Cut the pieces here, because if each reader cut its own, no two blocks of a network would be equal programs.
     pieces = [unpacked(stack.reshape(-1), [stack.shape[1:]] * len(parts)) for stack in stacks]
     return [_filled(made[-1], [own[i] for own in pieces]) for i in range(len(parts))]
 
@@ -169,9 +170,9 @@ def _stack(arrays: Sequence[Any]) -> jax.Array:
 
 
 def _split(value: Any, *, every: bool = False) -> tuple[Any, list[Any], Any]:
-    """A key that says everything but the numbers of traced arrays; those arrays; the value with holes for them.
+    """A key with everything but the numbers of traced arrays; those arrays; the value with holes for them.
 
-    every: arrays that are not traced count as traced ones.
+    every: whether arrays that are not traced count as traced ones.
     """
     arrays: list[Any] = []
     numbers: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A float32 product that XLA does not fuse with what reads it."""
+"""Keeps XLA from fusing a float32 product with the operation that reads it."""
 
 import jax
 import jax.numpy as jnp

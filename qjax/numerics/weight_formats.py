@@ -1,4 +1,4 @@
-"""Formats of weights whose codes are no evenly spaced numbers: NF4, FP8, MX, NVFP4; and ternary and binary codes.
+"""Weight formats whose values are not evenly spaced: NF4, FP8, MX, NVFP4; and ternary and binary codes.
 
 A weight is `values[code] * scale`, with one scale for each group of consecutive weights along the summed axis.
 
@@ -13,7 +13,7 @@ A weight is `values[code] * scale`, with one scale for each group of consecutive
 | `binary` | -1, 1 | mean magnitude | tensor | arXiv 1603.05279, section 3.1 |
 
 Floats are rounded to the nearest value, ties to the even code, and saturate; their codes are the bits of the format, as
-in `ml_dtypes`. NF4 rounds ties down. A group of zeros has the scale 1, and so has one whose scale would be a subnormal
+in `ml_dtypes`. NF4 rounds ties down. A group of zeros has the scale 1, and so does one whose scale would be a subnormal
 float32, because XLA and numpy differ there.
 """
 
@@ -59,7 +59,7 @@ class _Kind:
     """One format.
 
     magnitudes: of a float's codes without the sign; None: other codes. sign: the bit of the sign. group: its size, None
-    for a scale per channel, 0 for one per tensor. scale: of groups along the last axis.
+    for a scale per channel, 0 for one per tensor. scale: computes those of groups along the last axis.
     """
 
     magnitudes: np.ndarray | None
@@ -78,7 +78,7 @@ def _largest(w: jax.Array, kind: _Kind) -> jax.Array:
 
 
 def _power_of_two(w: jax.Array, kind: _Kind) -> jax.Array:
-    """By bits, so exact: XLA's log2 is off by an ulp at some inputs."""
+    """The power of two is found by bits, so it is exact; XLA's log2 is off by an ulp for some inputs."""
     assert kind.magnitudes is not None
     largest = jnp.max(jnp.abs(w), -1, keepdims=True)
     emax = int(np.floor(np.log2(kind.magnitudes[-1])))
@@ -179,17 +179,17 @@ class WeightFormat:
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are the values themselves, of int8."""
+        """Whether the codes, in int8, are the values themselves."""
         return self.name in INTEGERS
 
     @property
     def qmax(self) -> int:
-        """The greatest code, of a format of integers."""
+        """The highest code of an integer format."""
         return 1
 
     @property
     def values(self) -> np.ndarray:
-        """float32: the value of each code of a format of floats; 0 for codes that no weight gets (NaN, infinity)."""
+        """float32: the value of each code of a float format; 0 for codes that no weight gets (NaN, infinity)."""
         kind = _KINDS[self.name]
         if kind.magnitudes is None:
             return _NF4
@@ -203,7 +203,7 @@ class WeightFormat:
 
 
 def encode(w: jax.Array, format: WeightFormat) -> tuple[jax.Array, jax.Array]:
-    """Codes of a weight whose last axis is the one that is summed: uint8, of formats of integers int8; float32 scales.
+    """Codes of a weight whose last axis is summed (uint8, or int8 for integer formats), and float32 scales.
 
     Args:
       w: float32.
@@ -217,7 +217,7 @@ def encode(w: jax.Array, format: WeightFormat) -> tuple[jax.Array, jax.Array]:
     kind, size = _KINDS[format.name], format.group
     if size is not None and w.shape[-1] % size:
         raise ValueError(
-            f"{format}: expected a divisor of the {w.shape[-1]} weights that are summed as the size of a group, got "
+            f"{format}: expected a group size that divides the {w.shape[-1]} weights of a sum, got "
             f"{size}. Choose another group_size."
         )
     view = w if size is None else w.reshape(*w.shape[:-1], w.shape[-1] // size, size)
@@ -247,15 +247,15 @@ def decode(codes: jax.Array, scales: jax.Array, format: WeightFormat) -> jax.Arr
 
 
 def _code_of(x: jax.Array, magnitudes: np.ndarray) -> jax.Array:
-    """The code of the nearest magnitude, ties to the even one; the last one for what is greater."""
+    """The code of the nearest magnitude, ties to the even one; greater numbers get the last one."""
     middle = (magnitudes[1:].astype(np.float64) + magnitudes[:-1]) / 2
-    # between an even code and the next one the tie belongs below: the number must be greater than the middle
+    # between an even code and the next one the tie rounds down, so the number must be greater than the middle
     even = np.arange(len(middle)) % 2 == 0
     bounds = np.where(even, _above(middle), middle.astype(np.float32))
     return jnp.searchsorted(jnp.asarray(bounds), x, side="right").astype(jnp.int32)
 
 
 def _above(middle: np.ndarray) -> np.ndarray:
-    """The least float32 above each number."""
+    """The lowest float32 above each number."""
     near = middle.astype(np.float32)
     return np.where(near.astype(np.float64) > middle, near, np.nextafter(near, np.float32(np.inf)))

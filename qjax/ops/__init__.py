@@ -1,4 +1,4 @@
-"""The operations of qjax. To add one: write its file and import it here."""
+"""The operations of quantized graphs, one file each. To add one, write its file and import it here."""
 
 # importing an op's file registers it
 # pyright: reportUnusedImport=false

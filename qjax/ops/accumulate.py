@@ -1,8 +1,8 @@
 """Exact integer matrix products: int8 or wider codes in, int32 accumulators out.
 
 XLA has one fast integer path on the CPU, int8 x int8 -> int32, and only for some shapes; the functions here bring
-operands into that form. All formulations give the same integers: sums modulo 2^32, exact whenever the true accumulator
-fits int32, which the conversion verifies.
+operands into that form. All formulations compute the same integers, namely sums modulo 2^32. They are exact if the true
+accumulator fits int32, which the conversion verifies.
 """
 
 import math
@@ -17,21 +17,27 @@ from jax import lax
 from qjax.ops import products
 
 ONE_ROW = 2**18
-"""From this many weights on, one row is multiplied as two: XLA has no fast int8 product of a vector on the CPU, and
-converts all weights to int32 instead (`python -m benchmarks kernels`)."""
+"""From this many weights on, one row is multiplied as two.
+
+XLA has no fast int8 product of a vector on the CPU, and converts all weights to int32 instead (`python -m benchmarks
+kernels`).
+"""
 
 WORD = 16
-"""On GPUs int8 products have a multiple of so many terms. XLA of jax 0.11.2 gives wrong sums where their number is no
-multiple of 4 (seen on an H200: 6, 9, 17 and 18), or fails to compile. cuBLAS is fastest with rows of 16 bytes."""
+"""On GPUs the number of terms of an int8 product is padded to a multiple of this.
+
+XLA of jax 0.11.2 computes wrong sums if the number is no multiple of 4 (seen on an H200: 6, 9, 17 and 18), or fails to
+compile. cuBLAS is fastest with rows of 16 bytes.
+"""
 
 
 def signed_offset(dtype: str) -> int:
-    """What `signed` subtracts from codes, and what must come off their zero point."""
+    """What `signed` subtracts from codes, and what therefore must be subtracted from their zero point."""
     return {"uint8": 128, "uint16": 32768}.get(dtype, 0)
 
 
 def signed(x: jax.Array) -> jax.Array:
-    """Unsigned codes shifted into the signed type of the same width, for the int8 path; others as they are."""
+    """Unsigned codes shifted into the signed type of the same width, for the int8 path; signed codes are unchanged."""
     if x.dtype == jnp.uint8:
         return lax.bitcast_convert_type(x ^ jnp.uint8(128), jnp.int8)
     if x.dtype == jnp.uint16:
@@ -76,8 +82,8 @@ def dot(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
 def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.Array:
     """int32 sums of int8 codes over some axes, in the axis order of a dot: batch axes first, then the others.
 
-    On the CPU a product with rows of ones, 3 to 5 times as fast as XLA's reduction, which converts all codes first
-    (`python -m benchmarks kernels`).
+    On the CPU this is a product with rows of ones, which is 3 to 5 times as fast as XLA's reduction, because that
+    converts all codes first (`python -m benchmarks kernels`).
     """
     batch, summed = tuple(batch), tuple(summed)
     free = tuple(axis for axis in range(x.ndim) if axis not in summed and axis not in batch)
@@ -100,7 +106,7 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
 
 
 def _whole_words(x: jax.Array, w: jax.Array, numbers: Any) -> tuple[jax.Array, jax.Array]:
-    """The operands with zeros behind the last summed axis, so that a sum has a multiple of `WORD` products."""
+    """The operands with zeros at the end of the last summed axis, so that a sum has a multiple of `WORD` products."""
     summed = numbers[0]
     missing = -x.shape[summed[0][-1]] % WORD
 
@@ -135,9 +141,9 @@ def _as_two_rows(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
 
 
 def taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
-    """For each position of a window over all axes of x, in row-major order, the strided slice of x that it meets."""
+    """For each position of a window over all axes of x, in row-major order, the strided slice of x that it reads."""
     steps = list(zip(x.shape, window, strides, dilation, strict=True))
-    # from the first element that this position meets to just after its last one
+    # from the first element that this position reads to just after its last one
     spans = [(size - (n - 1) * d - 1) // stride * stride + 1 for size, n, stride, d in steps]
     slices: list[jax.Array] = []
     for position in np.ndindex(*window):

@@ -1,4 +1,4 @@
-"""How large sums of codes can become: the parts of `Op.accumulator`."""
+"""Bounds on how large sums of codes can become, from which `Op.accumulator` is built."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from qjax.support.errors import Unsupported
 
 
 def count(shape: Shape, axes: Iterable[int]) -> int:
-    """How many elements lie along some axes. Raises Unsupported where one of them is the batch."""
+    """How many elements lie along some axes. Raises Unsupported if one of them is the batch."""
     sizes = [shape[axis] for axis in axes]
     if None in sizes:
         raise Unsupported("sums over the batch, which has no fixed size, so its accumulator has no bound")
@@ -29,12 +29,12 @@ def reach(x: Operand) -> int:
 
 
 def within(most: int) -> Bounds:
-    """Of sums of either sign."""
+    """The bounds of sums of either sign, up to a magnitude."""
     return -most, most
 
 
 def weighted(site: Site) -> Bounds | None:
-    """The bounds of a product with a constant kernel, bias and register included; None while it is traced."""
+    """The bounds of a product with a constant kernel, including bias and register; None while the kernel is traced."""
     (x,), kernel, bias = site.inputs, site.constants["kernel"], site.constants["bias"]
     accumulator = Accumulator.of_json(site.attributes.get("accumulator")).on(x.dtype, str(kernel.dtype))
     stored = accumulator.pairs or accumulator.operands == "codes"
@@ -56,13 +56,13 @@ def weighted(site: Site) -> Bounds | None:
 
 
 def product_bounds(site: Site, *, stored: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest sum of products with a kernel, per channel; None while the kernel is traced.
+    """The lowest and the highest sum of products with a kernel, per channel; None while the kernel is traced.
 
-    Both are reached: every weight meets the code that is worst for it. They bound all partial sums as well, in any
-    order, because a product may be zero.
+    Both are reached if every weight meets the code that is worst for it. They bound all partial sums in any order as
+    well, because a product may be zero.
 
     Args:
-      stored: of codes as they are stored, instead of codes minus the zero point.
+      stored: whether to bound sums of codes as they are stored, instead of codes minus the zero point.
 
     Returns:
       int64 vectors in the shape that broadcasts against the result's trailing axes.
@@ -73,7 +73,7 @@ def product_bounds(site: Site, *, stored: bool = False) -> tuple[np.ndarray, np.
 
 
 def reached(site: Site, low: ArrayLike, high: ArrayLike) -> tuple[Any, Any]:
-    """The least and the greatest sum of products with factors in [low, high], per channel; the kernel may be traced."""
+    """The lowest and highest sum of products with factors in [low, high], per channel; the kernel may be traced."""
     # low <= 0 <= high, so a positive weight times the lowest code is its smallest product
     positive = _per_channel(site, lambda kernel: kernel.clip(min=0))
     negative = _per_channel(site, lambda kernel: kernel.clip(max=0))
@@ -81,7 +81,7 @@ def reached(site: Site, low: ArrayLike, high: ArrayLike) -> tuple[Any, Any]:
 
 
 def span(x: Operand, *, stored: bool = False) -> tuple[int, int]:
-    """The least and the greatest factor that a tensor's codes are, zero among them."""
+    """The lowest and the highest factor that a tensor's codes can be, with zero between them."""
     assert x.qmin is not None
     assert x.qmax is not None
     if stored:
@@ -91,7 +91,7 @@ def span(x: Operand, *, stored: bool = False) -> tuple[int, int]:
 
 
 def _per_channel(site: Site, function: Callable[[Any], Any]) -> Any:
-    """The sum of `function(kernel)` over what the accumulator sums, int64."""
+    """The int64 sum of `function(kernel)` over the axes that the accumulator sums."""
     kernel = site.constants["kernel"]
     kernel = (kernel if isinstance(kernel, Tracer) else np.asarray(kernel)).astype(np.int64)
     kept = [w for _, w in site.attributes["channels"]]

@@ -1,4 +1,7 @@
-"""Addition and subtraction of two tensors of codes: residual connections."""
+"""Addition and subtraction of two tensors of codes, as in residual connections.
+
+y = round((s0 (q0 - z0) + s1 (q1 - z1)) / s_y) + z_y
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -11,7 +14,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):
-    """subtract: the second input is subtracted, not added."""
+    """subtract: whether the second input is subtracted."""
 
     subtract: bool
 

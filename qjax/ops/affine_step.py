@@ -1,4 +1,7 @@
-"""Affine steps with constants: bias, scalar or per-channel multiplication, division, negation."""
+"""Affine steps with constants: bias, scalar or per-channel multiplication, division, negation.
+
+y = (x + b) * c    folds into the producer of x: its accumulator gets the scale s c and the bias b c
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict

@@ -1,4 +1,4 @@
-"""The index of the largest or smallest element: argmax, argmin, top_k. Codes have the order of their float values."""
+"""The index of the largest or smallest element: argmax, argmin, top_k. Codes are ordered like their float values."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, NotRequired
@@ -15,7 +15,7 @@ from qjax.ops.grid import GridOp
 
 
 def first_greatest(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """The greatest element along an axis and the first place that holds it, int32; the axis stays, with size 1."""
+    """The greatest element along an axis and the first index that holds it, int32; the axis remains, with size 1."""
     greatest = jnp.max(x, axis=axis, keepdims=True)
     places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
     holds = x == jnp.broadcast_to(greatest, x.shape)
@@ -24,7 +24,7 @@ def first_greatest(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
 
 
 class ArgumentFields(Axis):
-    """function: what is sought along `axis`."""
+    """function: which element is sought along `axis`."""
 
     function: Literal["argmax", "argmin"]
 
@@ -73,7 +73,7 @@ class Argument(Op):
 
 
 class TopKFields(Axis):
-    """k: how many elements of `axis`. index: which result, 0 for the elements and 1 for their places."""
+    """k: how many elements of `axis`. index: which result, 0 for the elements and 1 for their indices."""
 
     k: Natural
     index: NotRequired[Natural]

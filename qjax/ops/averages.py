@@ -1,7 +1,7 @@
 """The codes of an average in the training forward, by the formula of the target's runtime.
 
 If input and output share their quantization parameters, at least a quarter of all averages are ties. Each runtime
-rounds ties, counts and zero points differently. So training calls the formula's own kernel for the codes. The gradient
+rounds ties, counts and zero points differently, so training calls the formula's own kernel for the codes. The gradient
 is that of the fake-quantized average.
 """
 
@@ -22,11 +22,11 @@ from qjax.targets import Target
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """What a formula has to know of a sum of codes that may become an average.
+    """What a formula needs to know of a sum of codes that may become an average.
 
-    scale, zero_point: of the codes. count: how many codes one output averages; None before the division.
-    op: "mean" or "average_pool". dtype: of the codes. elements: how many codes one sum has. spatial: whether it runs
-    over height and width of an NHWC tensor. whole: whether it is a pool whose window is the whole image.
+    scale, zero_point: of the codes. count: how many codes one output averages; None before the division. op: "mean" or
+    "average_pool". dtype: of the codes. elements: how many codes one sum has. spatial: whether it runs over height and
+    width of an NHWC tensor. whole: whether it is a pool whose window is the whole image.
     """
 
     scale: jax.Array
@@ -39,7 +39,7 @@ class Average:
     count: Any = None
 
     def divided(self, step: str, value: Any) -> "Average | None":
-        """Behind the step x * value ("mul") or x / value ("div"); None where that is no average."""
+        """The average after the step x * value ("mul") or x / value ("div"); None if that is no average."""
         count = formulas.count_of(step, value) if self.count is None else None
         if count is None or (self.op == "mean" and not np.array_equal(count, self.elements)):
             return None
@@ -60,7 +60,7 @@ class Average:
         )
         if formula is not None and formula.whole is not None and self.whole:
             formula = formulas.get(formula.whole)
-        # a formula of windows reads every code of them, and only the sum is known here
+        # a formula over windows reads each of their codes, but only the sum is known here
         if formula is None or formula.windows:
             return nearest
         y_scale, y_zero_point = lax.stop_gradient(y.scale).reshape(()), y.integer_zero_point().reshape(())
@@ -75,6 +75,6 @@ class Average:
         attributes = {"dtype": dtype, "qmin": int(low), "qmax": int(high)}
         sums = lax.stop_gradient(acc).astype(jnp.int32)
         codes = jnp.clip(formula.kernel([sums], constants, attributes), low, high) - y_zero_point
-        # keep NaN visible in training: int32 sums have none
+        # int32 sums have no NaN, but training must see it
         value = jnp.where(jnp.isnan(nearest), nearest, codes.astype(nearest.dtype))
         return with_gradient_of(nearest, lax.stop_gradient(value))

@@ -1,11 +1,11 @@
-"""A node that a vendor's kernel computes. It replaces several matched operations, its members.
+"""A node that a vendor's kernel computes instead of several matched operations, its members.
 
-The node's attributes hold all attributes of its members as JSON. Its constants hold those of the members, under
+The node's attributes contain all attributes of its members as JSON. Its constants contain those of the members, under
 `label/role`. The vendor registers the kernel under two names, the backend's and the pattern's. A file stores only these
 names and no code, so a process that has not registered the kernel cannot run the graph. If the backend is None, the
 members' own kernels run one after the other.
 
-A member is a list of [field, value], the fields being those of `FIELDS`:
+A member is a list of [field, value] with the fields in `FIELDS`:
 
 | field | value |
 | --- | --- |
@@ -67,8 +67,8 @@ class Member:
 class Fused:
     """What a kernel is told about its node.
 
-    members: by label, in execution order. constants: the arrays that the pattern's `prepare` made, by role.
-    dtype, qmin, qmax: of the codes to return. zero_point: of these, int32 (None without a scale).
+    members: by label, in execution order. constants: the arrays that the pattern's `prepare` made, by role. dtype,
+    qmin, qmax: of the codes to return. zero_point: theirs, int32 (None without a scale).
     """
 
     members: Mapping[str, Member]
@@ -79,9 +79,9 @@ class Fused:
     zero_point: Any
 
     def __getitem__(self, label: str) -> Member:
-        """The member of that label; an optional one may be absent: `label in node`."""
+        """The member with that label; an optional one may be absent: `label in node`."""
         if label not in self.members:
-            raise KeyError(f"No member {label!r} was matched. Matched: {', '.join(self.members)}.")
+            raise KeyError(f"No member {label!r} was matched. The matched ones are: {', '.join(self.members)}.")
         return self.members[label]
 
     def __contains__(self, label: str) -> bool:
@@ -89,17 +89,17 @@ class Fused:
 
 
 Kernel = Callable[[Sequence[jax.Array], Fused], jax.Array]
-"""(codes of the inputs, what is known) -> codes of the output. Pure JAX, integers only."""
+"""(codes of the inputs, description of the node) -> codes of the output. Pure JAX, integers only."""
 
 _kernels: dict[str, Mapping[str, Kernel]] = {}
 
 
 def register_kernels(backend: str, kernels: Mapping[str, Kernel]) -> None:
-    """Make a backend's kernels known by the pattern's name; a name that is taken by other kernels is an error."""
+    """Register a backend's kernels by their patterns' names; other kernels under the same name are an error."""
     if _kernels.setdefault(backend, dict(kernels)) != dict(kernels):
         raise ValueError(
-            f"Other kernels are registered under the backend {backend!r}. Compiled graphs may hold them: give the new "
-            "backend a name of its own, with a version in it, say."
+            f"Other kernels are registered under the backend {backend!r}. Compiled graphs may use them, so give the "
+            "new backend another name, for example with a version in it."
         )
 
 
@@ -109,7 +109,7 @@ def registered() -> tuple[str, ...]:
 
 
 def kernel_of(attributes: Attributes) -> Kernel:
-    """The kernel that computes a node. Raises a ValueError that names the backend where it is not registered."""
+    """The kernel that computes a node. Raises a ValueError that names the backend if it is not registered."""
     backend, pattern = attributes.get("backend"), str(attributes.get("pattern"))
     if backend is None:
         return compose
@@ -121,14 +121,14 @@ def kernel_of(attributes: Attributes) -> Kernel:
         )
     if pattern not in _kernels[backend]:
         raise ValueError(
-            f"it needs the kernel {pattern!r}, which the backend {backend!r} registered here does not have (it has "
-            f"{', '.join(_kernels[backend])}): use the version that made the graph, or convert again."
+            f"it needs the kernel {pattern!r}, but the backend {backend!r} that is registered here only has "
+            f"{', '.join(_kernels[backend])}: use the version that made the graph, or convert again."
         )
     return _kernels[backend][pattern]
 
 
 def compose(inputs: Sequence[jax.Array], node: Fused) -> jax.Array:
-    """The members' own kernels, one after the other: what the graph computes without a backend.
+    """Run the members' own kernels one after the other, as the graph would without a backend.
 
     Args:
       inputs: codes, in the order of the pattern's tensors.
@@ -142,7 +142,7 @@ def compose(inputs: Sequence[jax.Array], node: Fused) -> jax.Array:
 
 
 def members_of(attributes: Attributes) -> dict[str, Member]:
-    """The members of a node, without their constants, in execution order. Raises ValueError for what is none."""
+    """The members of a node in execution order, without their constants. Raises ValueError for malformed ones."""
     entries, dtypes = attributes.get("members"), attributes.get("input_dtypes")
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ValueError("its attribute 'members' must be a list of members.")
@@ -153,7 +153,7 @@ def members_of(attributes: Attributes) -> dict[str, Member]:
             raise ValueError(f"a member has the fields {', '.join(FIELDS)}. Got {', '.join(map(str, fields))}.")
         label, output = fields["label"], fields["output"]
         if type(label) is not str or label in found or "/" in label:
-            raise ValueError(f"a member's label must be a string of its own without '/'. Got {label!r}.")
+            raise ValueError(f"a member's label must be a unique string without '/'. Got {label!r}.")
         if fields["op"] not in names() or fields["op"] == NAME:
             raise ValueError(f"its member {label!r} has the unknown operation {fields['op']!r}.")
         if not isinstance(output, (list, tuple)) or len(cast("list[Any]", output)) != 5:
@@ -188,7 +188,7 @@ def members_of(attributes: Attributes) -> dict[str, Member]:
 
 
 def fused(attributes: Attributes, constants: Constants) -> Fused:
-    """What the kernel of a node is told, from the node's attributes and the constants of `kernels.prepare`."""
+    """What a node's kernel receives, made from the node's attributes and the constants of `kernels.prepare`."""
     bare = members_of(attributes)
     last = next(reversed(bare))
     members: dict[str, Member] = {}
@@ -237,10 +237,10 @@ class Backend(Op):
     operation = no_formula
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError("A fusion is made of nodes that have their constants already.")
+        raise NotImplementedError("A fused node takes its constants from its members, which are prepared already.")
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # the members' accumulators were bounded before the fusion
+        # the members' accumulators were bounded before they were fused
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
@@ -272,7 +272,7 @@ def _int32(value: Any) -> Any:
 
 
 def _pairs(value: Any, what: str) -> dict[str, Any]:
-    """[key, value] pairs as a dict."""
+    """A list of [key, value] pairs as a dict."""
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{what} must be a list of [name, value]. Got {type(value).__name__}.")
     found: dict[str, Any] = {}

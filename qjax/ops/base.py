@@ -1,7 +1,10 @@
 """The base class of operations: how each is read, trained, prepared and run on integers.
 
 Every quantized operation is one file in this folder with one subclass of `Op`, registered by `@register`. The tracer,
-the lowering and the interpreter ask the registry. None of them has a list of operations.
+the lowering and the interpreter ask this registry, and none of them has a list of operations of its own.
+
+    float model    --read, training-->    fake-quantized forward
+    lowered node   --prepare-->           integer constants and attributes    --kernel-->    codes
 """
 
 import abc
@@ -25,7 +28,7 @@ Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
 Unit = Literal["unsigned", "signed"]
 Bounds = tuple[int, int]
-"""The least and the greatest of some integers."""
+"""The lowest and the highest of some integers."""
 
 
 class Equation(Protocol):
@@ -60,8 +63,8 @@ class Equation(Protocol):
 class Operand:
     """A tensor of a node as `Op.prepare` sees it.
 
-    scale, zero_point: of a quantized tensor, arrays or tracers; None for plain integers.
-    qmin, qmax: the range of its codes. shape: None is the batch.
+    scale, zero_point: of a quantized tensor, arrays or tracers; None for plain integers. qmin, qmax: the range of its
+    codes. shape: its sizes, None for the batch.
     """
 
     shape: tuple[int | None, ...]
@@ -74,10 +77,10 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Preparation:
-    """What `Op.prepare` may know.
+    """What `Op.prepare` may read.
 
     attributes: the node's. constants: its own real constants by role (see `Op.chain_constants`), arrays or tracers.
-    affine: the `epilogue.Affine` of the steps after it. target: the `Target` that the graph is made for.
+    affine: the `epilogue.Affine` of the steps after it. target: the `Target` for which the graph is made.
     """
 
     attributes: Attributes
@@ -90,7 +93,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """constants: arrays of integers by role. attributes: JSON values that join those of the node."""
+    """constants: integer arrays by role. attributes: JSON values that are added to those of the node."""
 
     constants: Mapping[str, Any]
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -109,48 +112,50 @@ class Site:
 class Op(Facts, abc.ABC):
     """One operation. Subclasses override what differs from these defaults and from those of `Facts`.
 
-    Some facts must be stated; `ops.required` has the table. An operation without them cannot be registered. Every one
-    states `accumulator`, by which the conversion proves that int32 does not overflow, `works_along` and `keeps_batch`,
-    by which a graph is known to take any batch. Sums of products and averages state more (`ProductFacts`,
-    `AverageFacts`).
+    Some facts must be stated; `ops.required` has the table, and an operation without them cannot be registered. Every
+    operation states `accumulator`, by which the conversion proves that int32 does not overflow, and `works_along` and
+    `keeps_batch`, by which a graph is known to take any batch size. Sums of products and averages state more
+    (`ProductFacts`, `AverageFacts`).
     """
 
     name: ClassVar[str]
     role: ClassVar[Role]
     fields: ClassVar[type]
-    """The attributes of a node in both stages, as a `TypedDict`: what is not stated there is an error."""
+    """The attributes of a node in both stages, as a `TypedDict`; any attribute that is not listed there is an error."""
     prepared: ClassVar[type] = NoFields
     """The attributes that `prepare` adds in a program."""
     primitives: ClassVar[tuple[str, ...]] = ()
     """The jaxpr primitives (or the names of qjax's own layer markers) that may be read as this op."""
 
     on_grid: ClassVar[bool] = False
-    """CHAIN only: behind a quantizer the op keeps the grid (a clamp, a cast) instead of starting a rescale."""
+    """CHAIN only: after a quantizer the op stays on the grid (a clamp, a cast) instead of starting a rescale."""
 
     prepares: ClassVar[bool] = False
-    """PRODUCER only, follows from `prepare`: it makes constants, not those of a weight, a formula or the 64-bit sum."""
+    """PRODUCER only, derived from `prepare`: it makes constants apart from those of a weight, formula or 64-bit sum."""
 
     moves: ClassVar[bool] = False
-    """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
+    """GRID only: moves elements whatever they are, so it moves integers and booleans as well as codes."""
 
     exponential: ClassVar[bool] = False
-    """Whether a difference of 1 between numbers of the first input is a factor of e between results."""
+    """Whether adding 1 to a number of the first input multiplies results by e."""
 
     varying: ClassVar[Collection[str]] = ()
-    """Attributes that may differ between the iterations of a loop, as the place where a step reads its input. An op
-    that has any defines `iterated`."""
+    """Attributes that may differ between the iterations of a loop, such as the index at which a step reads its input.
+
+    An op that has any defines `iterated`.
+    """
 
     traced_once: ClassVar[bool] = False
     """Whether `training` of equal equations is traced once. Its results must hold no concrete numbers."""
 
     chooses: ClassVar[bool] = False
-    """Follows from `misplaced`: integers that flow in choose among elements."""
+    """Derived from `misplaced`: whether integer inputs choose among elements."""
 
     takes_steps: ClassVar[bool] = False
-    """PRODUCER only, which must state it: whether affine steps may join its constants; clamps always may."""
+    """PRODUCER only, which must state it: whether affine steps may be folded into its constants; clamps always may."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
-    """PRODUCER with `prepare` only: roles of constants that stay the model's own tensors, with their scales."""
+    """PRODUCER with `prepare` only: roles of constants that remain the model's own tensors, with their scales."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -161,33 +166,34 @@ class Op(Facts, abc.ABC):
 
     @abc.abstractmethod
     def accumulator(self, site: Site) -> Bounds | None:
-        """The least and the greatest int32 sum that the kernel may need, over all codes that the inputs may hold.
+        """The lowest and the highest int32 sum that the kernel may need, over all codes that the inputs may contain.
 
-        None: it sums nothing in int32, or constants that decide it are traced. A sum over the batch raises
-        `Unsupported`; `qjax.ops.accumulator_bounds` has the parts.
+        It is None if the op sums nothing in int32, or if constants that decide it are traced. A sum over the batch
+        raises `Unsupported`. The functions of `qjax.ops.accumulator_bounds` help to compute it.
         """
 
     @abc.abstractmethod
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         """For each input, the axes along which the op adds, compares, selects, moves or counts elements.
 
-        Along the others every element of the result follows from its own place (or, where shapes broadcast, from the
-        one that is repeated). So a graph treats the examples of a batch apart if no op works along the batch.
+        Along any other axis, an element of the result depends only on the elements at the same position (or, if shapes
+        broadcast, on the one that is repeated). So if no op works along the batch, a graph computes each example
+        independently.
         """
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op.
+        """Whether `eqn` is this op, given which of its inputs are constant (made from parameters only).
 
-        The default knows one operand that flows; an op with more operands says which of them may be constant.
+        The default expects one operand that is data; an op with more operands decides which of them may be constant.
         """
         return list(constant) == [False]
 
     def weight(self, eqn: Equation, constant: Sequence[bool]) -> int | None:
-        """The index of the operand that carries a weight quantizer, if there is one."""
+        """The index of the operand that has a weight quantizer, if there is one."""
         return None
 
     def weight_axes(self, eqn: Equation, index: int) -> tuple[int, ...]:
-        """The axes of that operand which keep a scale of their own when weights are per channel."""
+        """The axes of that operand that have their own scales if weights are quantized per channel."""
         return ()
 
     def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
@@ -202,7 +208,7 @@ class Op(Facts, abc.ABC):
         return ()
 
     def unit(self, eqn: Equation) -> Unit | None:
-        """PRODUCER only: "unsigned" where every output lies in [0, 1], "signed" for [-1, 1]."""
+        """PRODUCER only: "unsigned" if every output lies in [0, 1], "signed" for [-1, 1]."""
         return None
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -210,7 +216,7 @@ class Op(Facts, abc.ABC):
         return eqn.bind(*(real(x) for x in inputs))
 
     def channels(self, eqn: Equation, index: int) -> list[list[int]]:
-        """[axis of the result, axis of operand `index`] for the axes along which a weight keeps its scales."""
+        """[axis of the result, axis of operand `index`] for the axes along which a weight has scales."""
         return []
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
@@ -218,7 +224,7 @@ class Op(Facts, abc.ABC):
         return {}
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
-        """CHAIN, and a PRODUCER with `prepare`: role -> index of the constant operands that it uses as real numbers."""
+        """CHAIN, and a PRODUCER with `prepare`: role -> index of a constant operand that it uses as real numbers."""
         return {}
 
     def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
@@ -240,30 +246,30 @@ class Op(Facts, abc.ABC):
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         """PRODUCER without a weight: the scale of each accumulator, from those of its inputs (as `Real`).
 
-        Must be stated, unless the op prepares its constants itself.
+        This must be stated, unless the op prepares its constants itself.
         """
         raise NotImplementedError(self.name)
 
     def prepare(self, given: Preparation) -> Prepared:
         """The constants of an op that `prepares`.
 
-        Scales may be tracers; the same bits come out. Raises a ValueError for what has no integer form.
+        Scales may be tracers, with the same bits as a result. Raises a ValueError if there is no integer form.
         """
         raise NotImplementedError(self.name)
 
     def in_codes(self, attributes: Attributes, constants: Constants, operand: Operand) -> Constants | None:
-        """GRID and INTEGER: the numbers of `chain_constants` as int32, on the grid of the operand; None: has none.
+        """GRID and INTEGER: the numbers of `chain_constants` as int32 on the operand's grid; None if there are none.
 
-        Scales may be tracers; the same bits come out.
+        Scales may be tracers, with the same bits as a result.
         """
         return None
 
     def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
-        """What is wrong with the constant integers that operand `index` holds (numpy), or None."""
+        """What is wrong with the constant integers (a NumPy array) of operand `index`, or None."""
         return None
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
-        """How many of the integers that flow in choose what is not there (int32); None where none can."""
+        """How many integer inputs are indices out of range (int32), or None if they cannot be."""
         return None
 
     def iterated(self, attributes: Sequence[Attributes], x: jax.Array) -> jax.Array:
@@ -271,41 +277,41 @@ class Op(Facts, abc.ABC):
         raise NotImplementedError
 
     def of_stack(self, attributes: Attributes, stack: jax.Array) -> jax.Array | None:
-        """The kernel of inputs that lie in one array, one behind the other along its first axis; None: not known."""
+        """The kernel on inputs that are stacked along the first axis of one array; None if there is no such form."""
         return None
 
     def arithmetic(self, attributes: Attributes) -> str | None:
-        """What an op that `prepares` computes in, in a few words for tables."""
+        """For an op that `prepares`: the arithmetic that it computes in, in a few words for tables."""
         return None
 
     def restated(self, given: Preparation) -> Prepared | None:
-        """For an op that `prepares`: the constants under a target of a node that states some itself, as files do.
+        """For an op that `prepares`: new constants under a target, for a node that states some itself, as files do.
 
-        `given.constants` are those that it states; an op that `prepares` must define this. None: they stay as they are,
-        because no runtime's arithmetic is in them.
+        `given.constants` are those that the node states; an op that `prepares` must define this method. None means that
+        they stay, because they do not depend on any runtime's arithmetic.
         """
         raise NotImplementedError(self.name)
 
     def composed(self, given: Preparation, steps: Any) -> Any:
         """The node as a chain of `ops.composed.Part`, in order, for a target that composes this operation.
 
-        given: as in `prepare`. steps: the affine steps behind the node (`ops.composed.Steps`), which `given.affine`
-        includes; the parts must include them too. What is chosen may depend on shapes, dtypes, attributes and ranges,
-        never on numbers that a trace would hide. None: the node stays one.
+        given: as in `prepare`. steps: the affine steps after the node (`ops.composed.Steps`), which `given.affine`
+        includes; the parts must include them too. The choice of parts may depend on shapes, dtypes, attributes and
+        ranges, but never on numbers that are tracers under jit. None: the node stays as it is.
         """
         return None
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
-        """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
+        """What the interpreter may compute once, before any input: the node's constants -> the kernel's constants."""
         return constants
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        """Codes in, codes out; integers only."""
+        """Codes in, codes out; only integer arithmetic."""
         raise NotImplementedError(self.name)
 
 
 class Elementwise(Op):
-    """An op whose every result depends only on the elements at its own position; it has no int32 sum."""
+    """An op whose results each depend only on the elements at the same position; it has no int32 sum."""
 
     keeps_batch = always
 
@@ -324,7 +330,7 @@ OpT = TypeVar("OpT", bound=Op)
 
 
 def register(cls: type[OpT]) -> type[OpT]:
-    """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter.
+    """Class decorator: makes one instance of the op known to the tracer, the lowering and the interpreter.
 
     Raises:
       TypeError: an op that does not state all facts: an abstract method, or a declared attribute without a value.
@@ -347,7 +353,7 @@ def register(cls: type[OpT]) -> type[OpT]:
 
 
 def get(name: str) -> Op:
-    """The operation of that name."""
+    """The operation with that name."""
     if name not in _ops:
         raise ValueError(
             f"Unknown operation {name!r}.{did_you_mean(name, _ops)} Known operations: {', '.join(sorted(_ops))}."
@@ -361,7 +367,7 @@ def names() -> tuple[str, ...]:
 
 
 def read(eqn: Equation, constant: Sequence[bool]) -> Op | None:
-    """The operation that an equation is, or None when qjax has no integer form for it."""
+    """The operation that an equation is, or None if qjax has no integer form for it."""
     reals = any(jnp.issubdtype(dtype, jnp.floating) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes))
     for op in _by_primitive.get(eqn.primitive, ()):
         # an operation on codes must not read plain integers (masks, positions, counts)

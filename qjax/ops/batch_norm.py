@@ -1,4 +1,7 @@
-"""Batch normalisation with running statistics: an affine step per channel, folded after quantization."""
+"""Batch normalisation with running statistics: an affine step per channel, folded after quantization.
+
+y = (x - mean) / sqrt(var + epsilon) * scale + bias  =  x * g + b,  with g = scale / sqrt(var + epsilon)
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -16,9 +19,9 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):
-    """epsilon: added to the variance. trailing: the axes behind that of the channels.
+    """epsilon: added to the variance. trailing: the axes after that of the channels.
 
-    updated: in training mode, the names of the results behind y; "mean" and "var" are the statistics after the step.
+    updated: in training mode, the names of the results after y; "mean" and "var" are the statistics after the step.
     """
 
     epsilon: float
@@ -28,7 +31,7 @@ class Fields(TypedDict):
 
 
 def _folded(x: Pending, named: Mapping[str, Any], attributes: Attributes) -> Pending:
-    """x after the affine step that these statistics make. named: vectors of the channels, or of the rank of x."""
+    """x after the affine step with these statistics. named: vectors over the channels, or with the rank of x."""
     tail = (1,) * attributes["trailing"]
 
     def vector(value: jax.Array) -> jax.Array:

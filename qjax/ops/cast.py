@@ -1,4 +1,4 @@
-"""Casts between float types and other operations that keep the value. The codes do not change."""
+"""Casts between float types and other operations that do not change the value, so the codes do not change either."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from qjax.ops.fields import NoFields
 from qjax.ops.float_accumulator import Pending
 
 _BESIDE = (*sorted(PLACEMENTS), "name")
-"""What only says where an array lies, or how rematerialisation calls it: said of the codes."""
+"""Equations that only place an array, or name it for rematerialisation; they are applied to the codes."""
 
 
 @register

@@ -1,7 +1,9 @@
-"""Moving per-channel vectors between the axes of a weight and the axes of the result.
+"""Moves per-channel vectors between the axes of a weight and the axes of the result.
 
 `channels` is a list of [axis of the result, axis of the weight]. A vector of the result has a shape that broadcasts
 against the result's trailing axes.
+
+    weight (in, out) with scales of shape (1, out), channels [[2, 1]]    ->    a vector of shape (out,)
 """
 
 import math
@@ -12,7 +14,7 @@ Pairs = Sequence[Sequence[int]]
 
 
 def trailing(vector: Any) -> Any:
-    """Drop leading axes of size 1: the shortest shape that broadcasts alike."""
+    """Drop leading axes of size 1, which leaves the shortest shape that broadcasts in the same way."""
     shape = tuple(vector.shape)
     while shape and shape[0] == 1:
         shape = shape[1:]
@@ -20,7 +22,7 @@ def trailing(vector: Any) -> Any:
 
 
 def weight_to_result(vector: Any, channels: Pairs, rank: int) -> Any:
-    """A scale in the weight's rank (size 1 or full per axis) as a vector of the result."""
+    """Scales in the weight's rank (size 1 or full per axis) as a vector of the result."""
     if vector.size == 1:
         return vector.reshape(())
     pairs = sorted(tuple(pair) for pair in channels)

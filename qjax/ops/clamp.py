@@ -1,4 +1,7 @@
-"""relu, relu6, clip, maximum and minimum with a constant: bounds on the codes."""
+"""relu, relu6, clip, maximum and minimum with a constant: bounds on the codes.
+
+relu: max(q, z)        clip(low, high): min(max(q, code(low)), code(high))
+"""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -17,7 +20,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):
-    """relu, relu6: the bounds are 0, and 6. Others are constants."""
+    """relu, relu6: the bounds are 0, and 0 and 6. For the others they are constants."""
 
     relu: NotRequired[bool]
     relu6: NotRequired[bool]
@@ -55,7 +58,7 @@ class Clamp(Elementwise):
         return {"low" if eqn.primitive == "max" else "high": constant.index(True)}
 
     def hides(self, eqn: Equation) -> Collection[End]:
-        # a bound outside of the range is seen in the result, which the calibration observes
+        # a bound outside of the range shows in the result, which the calibration observes
         one_end: dict[str, Collection[End]] = {"relu": ("low",), "max": ("low",), "min": ("high",)}
         return one_end.get(eqn.primitive, ("low", "high"))
 
@@ -95,7 +98,7 @@ class Clamp(Elementwise):
         return [x.with_codes((lax.max if eqn.primitive == "max" else lax.min)(x.codes, bound))]
 
     def _on_accumulator(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        """In float32 whatever the model's dtype: the runtime clamps between the accumulator and its codes."""
+        """In float32 whatever the model's dtype, because the runtime clamps between the accumulator and its codes."""
         pending = next((x for x in inputs if isinstance(x, Pending)), None)
         if pending is None:
             return eqn.bind(*(real(x) for x in inputs))

@@ -1,4 +1,7 @@
-"""Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean."""
+"""Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean.
+
+x > c    ->    q > threshold,  with a threshold among the integers, so no float is compared
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict
@@ -25,7 +28,7 @@ _ROLES = ("left", "right")
 
 
 class Fields(TypedDict):
-    """function: left and right are in this relation."""
+    """function: the relation between left and right."""
 
     function: Literal["gt", "lt", "ge", "le", "eq", "ne"]
 

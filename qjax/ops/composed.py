@@ -1,8 +1,8 @@
-"""An operation as several: what a runtime computes that has no operator for the whole.
+"""Splits an operation into several, for a runtime that has no operator for the whole.
 
-A `Part` is one operation of such a chain, with quantization parameters of its own for its result. `Op.composed` lists
-the parts of a node; `export.assign.composed` makes nodes of them. Which operations a runtime composes is said by
-`Target.composed`.
+A `Part` is one operation of such a chain, with its own quantization parameters for its result. `Op.composed` lists the
+parts of a node; `assign.decompose_ops` makes nodes of them. `Target.composed` defines which operations a runtime
+composes.
 """
 
 import dataclasses
@@ -30,10 +30,11 @@ class Codes:
 class Part:
     """One operation of a chain.
 
-    name: says what it computes, unique within the chain. op: the operation. inputs: other parts before this one,
-    constants, or the place of an input of the whole node. shape: of the result. grid: dtype and quantization parameters
-    of the result; None where the operation keeps those of its input, and for the part that `finishes`. divisor: by what
-    an accumulator is divided. finishes: the clamps and the quantizer behind the whole node belong behind this part.
+    name: describes what it computes, unique within the chain. op: the operation. inputs: other parts before this one,
+    constants, or the index of an input of the whole node. shape: of the result. grid: dtype and quantization parameters
+    of the result; None if they are those of the input, and for the part that `finishes`. divisor: the number by which
+    an accumulator is divided. finishes: whether the clamps and the quantizer after the whole node belong after this
+    part.
     """
 
     name: str
@@ -48,17 +49,17 @@ class Part:
 
 
 Steps = Sequence[tuple[Attributes, Mapping[str, Any]]]
-"""The affine steps behind a node: attributes and constants of each."""
+"""The affine steps after a node: attributes and constants of each."""
 
 
 def symmetric(scale: Any, bits: int) -> Operand:
-    """Codes of that many bits with the zero point 0; scale: a `Real`, rounded to float32."""
+    """A grid for codes of that many bits with the zero point 0; scale: a `Real`, rounded to float32."""
     most = 2 ** (bits - 1) - 1
     return Operand((), f"int{bits}", scale.to_float32(), np.zeros((), np.int32), -most - 1, most)
 
 
 def coded(name: str, value: Real, grid: Operand, rank: int) -> Codes:
-    """Real constants on a symmetric grid, in the rank of what they meet: the nearest codes, saturated."""
+    """The nearest codes of real constants on a symmetric grid, saturated, with the rank of the other operand."""
     value = value.reshape((1,) * (rank - len(value.shape)) + value.shape)
     codes = (value / Real.of(grid.scale)).to_int32()
     xp = host_or_trace(codes)

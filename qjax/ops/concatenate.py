@@ -1,4 +1,4 @@
-"""Concatenation. All inputs share one quantizer, so codes are copied and not requantized."""
+"""Concatenation. All inputs share one quantizer, so codes are copied and never requantized."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,6 +1,8 @@
 """The codes of float constants: a bound, a threshold, a constant case of a choice.
 
-The training forward, the conversion and the exact forward call these functions. Scales can be tracers.
+    steps(v) = clip(round(v / s), qmin - z, qmax - z);  code(v) = steps(v) + z
+
+The training forward, the conversion and the exact forward all call these functions. Scales can be tracers.
 """
 
 from typing import Any
@@ -20,14 +22,14 @@ _FAR = 2**20
 
 
 def steps(value: Any, scale: ArrayLike, zero_point: ArrayLike, qmin: int, qmax: int) -> jax.Array:
-    """The code of real numbers less the zero point, float32; a number beyond the grid becomes the grid's end."""
+    """The codes of real numbers minus the zero point, float32; a number beyond the grid becomes the grid's end."""
     value, scale = jnp.asarray(value).astype(jnp.float32), jnp.asarray(scale).reshape(())
     low, high = centered_bounds(jnp.asarray(zero_point).reshape(()), qmin, qmax)
     return jnp.clip(round_to_grid(value, scale, "nearest_even"), low, high)
 
 
 def steps_on(value: Any, x: Quantized) -> jax.Array:
-    """`steps` on the grid of a tensor of the training forward; a learned number gets the gradient of its real one."""
+    """`steps` on the grid of a tensor of the training forward; a learned number gets the gradient of its real value."""
     spec, scale = x.qparams.spec, jax.lax.stop_gradient(x.scale).reshape(())
     zero_point = x.qparams.integer_zero_point().reshape(())
     value = jnp.asarray(value).astype(jnp.float32)
@@ -47,7 +49,7 @@ def _(primals: Any, tangents: Any) -> Any:
 
 
 def code(value: Any, grid: Operand) -> Any:
-    """The code of real numbers, int32: of numpy on the host, a tracer in a trace."""
+    """The codes of real numbers, int32: NumPy on the host, a tracer under a trace."""
     assert grid.qmin is not None
     assert grid.qmax is not None
     zero_point = jnp.asarray(grid.zero_point).reshape(())
@@ -56,10 +58,11 @@ def code(value: Any, grid: Operand) -> Any:
 
 
 def threshold(comparison: str, value: Any, scale: ArrayLike) -> Any:
-    """t, int32, such that `steps <comparison> t` holds for integers just where `steps * scale <comparison> value` does.
+    """The int32 t for which `steps <comparison> t` is equivalent to `steps * scale <comparison> value` on all integers.
 
-    x > v is steps > floor(v / s), and x >= v is steps >= ceil(v / s). The quotient of two float32 is never so near an
-    integer below 2^20 that its 53 bits could reach it, so both are exact. What equals no code gets a number beyond all.
+    x > v is steps > floor(v / s), and x >= v is steps >= ceil(v / s). The quotient of two float32 is never so close to
+    an integer below 2^20 that its 53 bits could reach it, so both are exact. If no code can be equal, t lies beyond all
+    codes.
     """
     bounded = jnp.clip(jnp.asarray(value).astype(jnp.float32), np.float32(-(2.0**120)), np.float32(2.0**120))
     bounded = bounded if isinstance(bounded, Tracer) else np.asarray(bounded)

@@ -22,7 +22,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(windows.Convolution, ProductFields):
-    """A window that moves over the input, and a product for each place."""
+    """A window that moves over the input, and a product at each position."""
 
 
 @register
@@ -101,7 +101,7 @@ class Conv(ProductFacts, Op):
         )
 
     def product(self, eqn: Equation) -> Product:
-        """The equation's convolution of two float or int32 arrays, in the form whose derivatives are fast too."""
+        """The equation's convolution of two float or int32 arrays, in the form whose derivatives are fast as well."""
         attributes = self.attributes(eqn)
         layout, strides, dilation = layout_of(attributes), attributes["strides"], attributes["rhs_dilation"]
         depthwise = convolution.is_depthwise(eqn.in_shapes[0], eqn.in_shapes[1], attributes["groups"], layout)
@@ -167,7 +167,7 @@ class Conv(ProductFacts, Op):
     def rows(
         self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
     ) -> narrow_accumulator.Rows:
-        """The operands with K first, in the accumulator's order; the groups are the batch, positions the rows."""
+        """The operands with K first, in the accumulator's order; groups are the batch, positions are the rows."""
         groups, layout = attributes["groups"], layout_of(attributes)
         strides, dilation = attributes["strides"], attributes["rhs_dilation"]
         skip = accumulator.padding == "skip"
@@ -204,7 +204,7 @@ class Conv(ProductFacts, Op):
 
 
 def layout_of(attributes: Attributes) -> convolution.Layout:
-    """The axes of a node's operands and result, as `convolution.conv` takes them."""
+    """The axes of a node's operands and result, in the form that `convolution.conv` takes."""
     return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
 
 
@@ -221,7 +221,7 @@ def convolved(x: jax.Array, w: jax.Array, zero_point: ArrayLike, attributes: Att
 
 
 def padded(x: jax.Array, fill: jax.Array, attributes: Attributes) -> jax.Array:
-    """Padding and the input's dilation in one step: both put the code of zero between and around the codes."""
+    """Apply padding and the input's dilation in one step, because both insert the code of zero."""
     config = [(0, 0, 0)] * x.ndim
     for axis, (low, high), dilation in zip(
         attributes["lhs_layout"][2:], attributes["padding"], attributes["lhs_dilation"], strict=True

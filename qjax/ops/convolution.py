@@ -6,15 +6,15 @@ measured with `python -m benchmarks kernels`:
 
 | shape | form |
 | --- | --- |
-| a window of one place | a matrix product |
+| a window of one position | a matrix product |
 | depthwise | a sum of shifted products |
 | two axes, at least 8 channels, more than 16 channels or features | XLA's convolution |
 | two axes, fewer, no dilation in the last axis | XLA's convolution of neighbouring pixels packed into channels |
-| two axes, at most 64 places in all; one channel | patches |
+| two axes, at most 64 positions in all; one channel | patches |
 | one axis | the same with a spatial axis of size 1 in front |
 | three axes and more, int16 | patches |
 
-Other platforms run patches and one matrix product, because they may have no integer convolution. Every form computes
+Other platforms use patches and one matrix product, because they may have no integer convolution. Every form computes
 the same integers.
 """
 
@@ -35,13 +35,13 @@ FEW = 8
 """Channels below which XLA's int8 convolution is slow on the CPU."""
 
 NARROW = 16
-"""The same where neither channels nor features are more."""
+"""The same limit if neither channels nor features are more."""
 
 MOST_PACKED = 4
-"""Pixels side by side in one packed pixel at most: the products with zeros in the packed kernel grow with them."""
+"""Pixels in one packed pixel, at most; with each of them the packed kernel has more zeros to multiply."""
 
 FEW_PLACES = 64
-"""Up to this many places in the result, over all of the batch, patches beat the convolution."""
+"""Up to this many positions in the result, over the whole batch, patches are faster than the convolution."""
 
 Layout = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
@@ -98,7 +98,7 @@ def _few_places(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Se
 
 
 def _pixels_to_pack(channels: int, features: int, stride: int) -> int | None:
-    """How many results side by side become one, or None where too few channels come together."""
+    """How many neighbouring results are computed as one, or None if this combines too few channels."""
     pixels = 1
     while pixels < MOST_PACKED and (pixels * stride * channels < FEW or pixels * features <= NARROW):
         pixels *= 2
@@ -108,8 +108,8 @@ def _pixels_to_pack(channels: int, features: int, stride: int) -> int | None:
 def packed(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], pixels: int) -> jax.Array:
     """XLA's convolution on x whose last spatial axis is cut into blocks: a block's pixels are its channels.
 
-    One place of the result then holds the features of `pixels` places, and moves by one block of
-    `pixels * stride` places of x. The kernel repeats w at the offset of each of them, with zeros around.
+    One position of the result then holds the features of `pixels` positions, and moves by one block of `pixels *
+    stride` positions of x. The kernel repeats w at the offset of each of them, with zeros around.
     """
     stride, width, taken = strides[-1], x.shape[-2], w.shape[-3]
     places = (width - taken) // stride + 1
@@ -120,7 +120,7 @@ def packed(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequenc
     none = [(0, 0, 0)]
     if size > width:
         x = lax.pad(x, np.int8(0), none * (x.ndim - 2) + [(0, size - width, 0), (0, 0, 0)])
-    # the loop over blocks is not vectorized; the barrier keeps the computation of x out of it
+    # the loop over blocks is not vectorized, so the barrier prevents XLA from computing x inside it
     x = lax.optimization_barrier(lax.slice_in_dim(x, 0, size, axis=x.ndim - 2))
     x = x.reshape(*x.shape[:-2], size // block, block * x.shape[-1])
     shifted = [
@@ -143,7 +143,8 @@ def depthwise(
 ) -> jax.Array:
     """A depthwise convolution without padding, in `dtype` (int32, or float32 for integer-valued operands).
 
-    A sum of shifted products: on the CPU XLA's own depthwise convolution is tens of times slower, in int8 hundreds.
+    It is a sum of shifted products, because XLA's own depthwise convolution on the CPU is tens of times slower, and
+    hundreds of times in int8.
     """
     x, w = channels_last(x, w, layout)
     channels, features = x.shape[-1], w.shape[-1]
@@ -200,7 +201,7 @@ def xla_conv(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Seque
 
 
 def patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
-    """All positions of the window side by side, laid out along one axis after the other, and one matrix product."""
+    """All positions of the window side by side, laid out along one axis after the other, then one matrix product."""
     rank = x.ndim - 2
     for axis in reversed(range(1, rank + 1)):
         window, stride, step = ([1] * rank for _ in range(3))
@@ -226,7 +227,7 @@ def grouped(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
 
 
 def count_products(attributes: Mapping[str, Any], x: Sequence[int], kernel: Sequence[int]) -> int:
-    """How many products a convolution adds up, see `ProductFacts.products`."""
+    """How many products a convolution adds up for one result, see `ProductFacts.products`."""
     features, per_group = (kernel[axis] for axis in attributes["rhs_layout"][:2])
     count = x[attributes["lhs_layout"][0]] * features * per_group
     fields = ("strides", "padding", "lhs_dilation", "rhs_dilation")

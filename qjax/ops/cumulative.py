@@ -1,4 +1,7 @@
-"""Cumulative sums, maxima and minima, in log2(n) steps of shift and combine."""
+"""Cumulative sums, maxima and minima, in log2(n) steps of shift and combine.
+
+x, x + shift(x, 1), that + shift(that, 2), that + shift(that, 4), ...    (Hillis and Steele)
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
@@ -35,7 +38,7 @@ def _attributes(eqn: Equation) -> dict[str, Any]:
 
 
 def _scanned(attributes: Attributes, x: jax.Array, combine: Callable[..., jax.Array], neutral: int) -> jax.Array:
-    """Hillis and Steele: after the step of 2^k every element holds itself and the 2^(k+1) - 1 before it."""
+    """Hillis and Steele: after step k every element combines itself and the 2^(k+1) - 1 elements before it."""
     axis, distance = attributes["axis"], 1
     while distance < x.shape[axis]:
         pair = (-distance, distance, 0) if attributes["reverse"] else (distance, -distance, 0)
@@ -47,7 +50,7 @@ def _scanned(attributes: Attributes, x: jax.Array, combine: Callable[..., jax.Ar
 
 
 class SumFields(Axis):
-    """reverse: from the end of `axis`."""
+    """reverse: whether to start from the end of `axis`."""
 
     reverse: bool
 
@@ -89,7 +92,7 @@ class CumulativeSum(Op):
 
 
 class ExtremumFields(SumFields):
-    """function: which of the elements so far."""
+    """function: which of the elements so far is taken."""
 
     function: Literal["max", "min"]
 
@@ -122,7 +125,7 @@ class CumulativeExtremum(GridOp):
 
 
 class IntegerFields(SumFields):
-    """function: of the elements so far."""
+    """function: of the elements so far, how they are combined."""
 
     function: Literal["sum", "max", "min"]
 
@@ -153,7 +156,7 @@ class CumulativeInteger(ChoosesNoPlace, Op):
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # plain integers, which wrap in the model too
+        # plain integers, which wrap in the float model too
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:

@@ -1,4 +1,7 @@
-"""The elementwise quotient of two tensors of codes."""
+"""The elementwise quotient of two tensors of codes.
+
+q_y = round(s0 (q0 - z0) / (s1 (q1 - z1) s_y)) + z_y
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +52,7 @@ class Divide(Elementwise):
         x, w = inputs
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
             return eqn.bind(real(x), real(w))
-        # the codes show where the divisor is 0; there the quotient is infinite or NaN
+        # only the codes show where the divisor is 0, and there the quotient is infinite or NaN
         x, w = jnp.broadcast_arrays(x.real32(), w.real32())
         zero = w == 0
         y = x / jnp.where(zero, jnp.ones_like(w), w)
@@ -60,7 +63,7 @@ class Divide(Elementwise):
         return Prepared(fold_quotient(given.inputs[0].scale, given.inputs[1].scale, given.output.scale))
 
     def restated(self, given: Preparation) -> Prepared | None:
-        # they follow from the scales, for every target alike
+        # the constants depend on the scales alone, in the same way for every target
         return None if given.constants else self.prepare(given)
 
     def arithmetic(self, attributes: Attributes) -> str:

@@ -39,7 +39,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(ProductFields):
-    """The axes that are summed, and those that both operands share, as `lax.dot_general` has them.
+    """The axes that are summed, and those that both operands share, as in `lax.dot_general`.
 
     factor: of a product of activations whose formula takes one, see `Target.scaled_matmul`.
     """
@@ -189,7 +189,7 @@ class Dot(ProductFacts, Op):
     def rows(
         self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
     ) -> narrow_accumulator.Rows:
-        """The operands with K first: over the activation's contracting axes as they are stored."""
+        """The operands with K first, in the order in which the activation's contracting axes are stored."""
         contracting, batch = _numbers(attributes)
         weight = attributes["weight"]
         w = jnp.asarray(constants["kernel"])
@@ -215,7 +215,7 @@ class Dot(ProductFacts, Op):
 
 
 def _summed(attributes: Attributes) -> list[list[int]]:
-    """The axes of each activation that are summed."""
+    """For each activation, the axes that are summed."""
     axes, weight = [attributes["lhs_contracting"], attributes["rhs_contracting"]], attributes["weight"]
     return axes if weight is None else [axes[1 - weight]]
 
@@ -228,7 +228,7 @@ def _numbers(attributes: Attributes) -> Any:
 
 
 def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The int8 path serves any zero point."""
+    """The int32 product of two activations on the int8 path, which allows any zero point."""
     numbers = _numbers(attributes)
     z_x = constants["zero_point0"] - accumulate.signed_offset(x.dtype.name)
     z_w = constants["zero_point1"] - accumulate.signed_offset(w.dtype.name)
@@ -260,14 +260,14 @@ def _in_result(value: Quantized, channels: list[list[int]], rank: int) -> jax.Ar
 
 
 def _with_factor(given: Preparation, affine: Affine, steps: Steps) -> list[Part] | None:
-    """A product of two activations with a factor behind it; None: no factor, or other steps than factors.
+    """A product of two activations followed by a factor; None if there is no factor, or any other step.
 
     No runtime's product of activations takes a factor g. With y's scale s_y and zero point z_y,
 
         p = x w, scale s_y / |g|, zero point z_y         BATCH_MATMUL
         y = p |g|, the constant being the code 1         MUL
 
-    has one rounding only: the codes of p are those of y, because the scales cancel. So g must not be negative.
+    rounds only once: the codes of p are those of y, because the scales cancel. So g must not be negative.
     """
     y, attributes = given.output, given.attributes
     numbers = [value for _, constants in steps for value in constants.values()]

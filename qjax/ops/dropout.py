@@ -1,7 +1,7 @@
-"""Dropout and noise, which act only in training, so they are in no graph.
+"""Dropout and noise, which act only in training, so graphs do not contain them.
 
-Dropped codes become 0, and the scale grows by the dropout factor. A tensor with noise is quantized again with the
-quantization parameters that it has; gradients pass the rounding.
+Dropped codes become 0, and the scale is divided by the probability of keeping one. A tensor with noise is quantized
+again with its own quantization parameters; gradients pass through the rounding.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def _is_noise(eqn: Equation) -> bool:
 
 
 def _again(x: Quantized, noisy: Any) -> Any:
-    """The codes of a tensor on the grid of x. `x.scale` and not that of `qparams`: dropout may have enlarged it."""
+    """The codes of a noisy tensor on the grid of x, with `x.scale` because dropout may have enlarged it."""
     spec = x.qparams.spec
     zero_point = broadcast_to_tensor(x.qparams.zero_point, spec, x.shape)
     noisy = noisy.astype(jnp.float32)
@@ -69,6 +69,6 @@ def _again(x: Quantized, noisy: Any) -> Any:
 
 
 def _factor(eqn: Equation) -> float:
-    """By what the elements that are kept grow: the layer knows its rate, what was found written out its factor."""
+    """The factor of the elements that remain: a layer knows its rate, and dropout found in a program its factor."""
     layer = eqn.params.get("layer")
     return eqn.params["factor"] if layer is None else 1.0 / (1.0 - dict(layer.attributes)["rate"])

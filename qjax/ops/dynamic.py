@@ -2,12 +2,13 @@
 
     y = float32(sum_k (x_k - z_x) w_k) * (s_x * s_w)
 
-s_x and z_x follow from the range of x at run time (`numerics.dynamic`). w has symmetric codes with a scale for each
-output channel. The sum is int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) + Cast +
-Mul.
+s_x and z_x are computed from the range of x at run time (`numerics.dynamic`). w has symmetric codes with a scale for
+each output channel. The sum is int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) +
+Cast + Mul.
 
 A weight with groups (`group_size`, as in int4 weights of language models) has a sum and a scale for each group. The
-products of sums and scales are added in float32, in the order of the groups, so that every machine gets the same bits.
+products of sums and scales are added in float32, in the order of the groups, so that every machine computes the same
+bits.
 """
 
 import dataclasses
@@ -37,26 +38,26 @@ from qjax.ops.recomputed import is_recomputed
 Per = Literal["tensor", "example", "row"]
 
 WEIGHTS, ACTIVATIONS = QSpec(bits=8, axis=-1), QSpec(bits=8)
-"""The codes where neither a `Dynamic` nor its recipe states any."""
+"""The codes if neither a `Dynamic` nor its recipe states any."""
 
 
 @known_fields({"bits": "Set bits for weights or for activations: Dynamic(weights=QSpec(bits=4, axis=-1))."})
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """An override: scales of activations are found at run time, so nothing is calibrated or learned.
+    """An override with activation scales that are computed at run time, so nothing is calibrated or learned.
 
-    Products of the module with weights run on codes. Everything else in the module is float, as under `FLOAT`.
+    The module's products with weights run on codes. Everything else in the module is float, as under `FLOAT`.
 
     Args:
       weights: symmetric codes of 2 to 8 bits; None takes the recipe's. `axis=-1` is a scale for each output channel,
         `axis=None` one for the tensor. With `group_size`, each group of weights along the summed axis has its own
-        scale; `QSpec` says what products get that have no such groups, as convolutions have none.
+        scale; `QSpec` documents what happens to products without such groups, such as convolutions.
         `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
-      activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric. None takes those that the recipe or its
-        profile states, with 7 of 8 bits under `reduce_range`; where they state none, `QSpec(bits=8)`.
-      per: what shares a scale of the activations: the whole "tensor", so that an example's codes depend on the others
-        of its batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every
-        vector that a product sums over. Of convolutions those with windows of one pixel have rows.
+      activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric. None takes those of the recipe or its
+        profile, with 7 of 8 bits under `reduce_range`; if these state none, `QSpec(bits=8)`.
+      per: which activations share a scale: the whole "tensor", so that an example's codes depend on the others in its
+        batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every vector
+        that a product sums over. Only convolutions with windows of one pixel have rows.
 
     Examples:
       >>> import qjax
@@ -77,8 +78,9 @@ class Dynamic:
             if type(spec) is not QSpec:
                 if isinstance(spec, WeightFormat):
                     raise TypeError(
-                        f"Dynamic: {name}: {spec} has no integers as values, so int8 rows cannot meet it in a sum of "
-                        f"integers. Use {', '.join(INTEGERS)} or a QSpec, or qjax.WeightFormat alone as the override."
+                        f"Dynamic: {name}: {spec} has values that are no integers, so they cannot be multiplied with "
+                        f"int8 rows in a sum of integers. Use {', '.join(INTEGERS)} or a QSpec, or qjax.WeightFormat "
+                        "alone as the override."
                     )
                 raise TypeError(f"Dynamic: {name}: expected a QSpec, got {spec!r}.")
             if not 2 <= spec.bits <= 8:
@@ -90,12 +92,12 @@ class Dynamic:
         if isinstance(self.weights, QSpec) and (self.weights.axis not in (None, -1) or self.weights.group_axis != 0):
             raise ValueError(
                 "Dynamic: weights: expected axis=-1 (a scale for each output channel of any layer) or axis=None, and "
-                f"no group_axis (groups run along the axis that is summed), got {self.weights}."
+                f"no group_axis (groups always run along the summed axis), got {self.weights}."
             )
         if self.activations is not None and not self.activations.per_tensor:
             raise ValueError(
                 f"Dynamic: activations: expected a spec without axis and group_size, got {self.activations}. "
-                'per="row" gives every row a scale of its own.'
+                'With per="row" every row has its own scale.'
             )
         if self.per not in get_args(Per):
             raise ValueError(f"Dynamic: per: expected one of {', '.join(map(repr, get_args(Per)))}, got {self.per!r}.")
@@ -108,16 +110,16 @@ class Dynamic:
         return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self.per}"
 
     def over(self, weights: QSpec, activations: QSpec) -> "Dynamic":
-        """The setting with these codes where it states none itself.
+        """The setting completed by these codes where it states none itself.
 
         Raises:
-          ValueError: codes that `Dynamic` does not take.
+          ValueError: codes that `Dynamic` does not accept.
         """
         return dataclasses.replace(self, weights=self.weights or weights, activations=self.activations or activations)
 
 
 def with_fitting_groups(setting: Dynamic, eqn: Equation, weight: int) -> Dynamic:
-    """The setting with groups that the product's weight, operand `weight`, can have; see `QSpec`."""
+    """The setting, with groups that fit the product's weight, operand `weight`; see `QSpec`."""
     spec = setting.weights
     if not isinstance(spec, QSpec) or spec.group_size is None:
         return setting
@@ -128,7 +130,7 @@ def with_fitting_groups(setting: Dynamic, eqn: Equation, weight: int) -> Dynamic
 
 
 def dividing(size: int, eqn: Equation, weight: int) -> int | None:
-    """The size of the groups that a product's weight can have, see `dividing_group`; None: it has none."""
+    """The size of the groups that a product's weight can have, see `dividing_group`; None if it can have none."""
     op = Conv() if eqn.primitive == "conv_general_dilated" else Dot()
     summed = [axis for axis in range(len(eqn.in_shapes[weight])) if axis not in op.weight_axes(eqn, weight)]
     grouped = op.groups_scales and len(summed) == 1
@@ -137,18 +139,18 @@ def dividing(size: int, eqn: Equation, weight: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class DynamicCodes:
-    """Codes of an activation; reduced: its axes that share a scale. formula: see `numerics.dynamic_formulas`."""
+    """Computes an activation's codes; reduced: its axes that share a scale. formula: see `dynamic_formulas`."""
 
     spec: QSpec
     reduced: tuple[int, ...]
     formula: DynamicFormula = "onnx"
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
-        """Codes in int8 (unsigned ones less 128), float32 scales, int32 zero points of those int8 codes.
+        """int8 codes (unsigned ones minus 128), float32 scales, and int32 zero points of those int8 codes.
 
         Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
         """
-        # the product defines its own derivative; nothing flows through the quantizer
+        # the product defines its own derivative, so nothing is differentiated through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
         if self.formula != "onnx":
             codes, scale, zero_point = row_codes(x, self.spec.symmetric, self.reduced, self.formula)
@@ -162,11 +164,11 @@ class DynamicCodes:
 class DynamicProduct:
     """One `dot_general` or `conv_general_dilated` of an activation and a weight.
 
-    eqn: the float product. weight: which operand is the weight. formula: see `numerics.dynamic_formulas`; others than
-    "onnx" for products that they have, see `ops.dynamic_rows`.
+    eqn: the float product. weight: which operand is the weight. formula: see `numerics.dynamic_formulas`; those other
+    than "onnx" only support the products that `ops.dynamic_rows` accepts.
 
     Raises:
-      ValueError: rows or groups of a convolution, groups that do not fit, or sums that int32 may not hold.
+      ValueError: rows or groups of a convolution, groups that do not fit, or sums that may exceed int32.
     """
 
     eqn: Equation
@@ -177,8 +179,8 @@ class DynamicProduct:
     def __post_init__(self) -> None:
         if self.is_convolution and self.setting.per == "row" and len(self._through()) == 1:
             raise ValueError(
-                'Dynamic(per="row") on a convolution whose windows share no rows, since they overlap or leave pixels '
-                'out: expected per="example" or per="tensor". Override the convolutions of the module on their own.'
+                'Dynamic(per="row") on a convolution whose windows overlap or skip pixels, so that no row belongs to '
+                'one window: expected per="example" or per="tensor". Override these convolutions separately.'
             )
         if self.setting.per == "example" and not self._kept(len(self.eqn.in_shapes[1 - self.weight])):
             raise ValueError(
@@ -193,8 +195,8 @@ class DynamicProduct:
         most = (2**31 - 1) // (reach * self.weights.qmax)
         if summed > most:
             raise ValueError(
-                f"Dynamic on a sum of {summed} products: at most {most} of these bits are sure to fit int32. Use fewer "
-                "bits, or leave the module in float: qjax.FLOAT."
+                f"Dynamic on a sum of {summed} products: with these bits only {most} are sure to fit int32. Use fewer "
+                "bits, or keep the module in float: qjax.FLOAT."
             )
 
     @property
@@ -211,13 +213,13 @@ class DynamicProduct:
         size = self.weights.group_size
         if size is not None and dividing(size, self.eqn, self.weight) != size:
             raise ValueError(
-                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, which they "
-                f"divide, got a weight of shape {self.eqn.in_shapes[self.weight]}. Leave group_size out."
+                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, whose size "
+                f"is a multiple of that, got a weight of shape {self.eqn.in_shapes[self.weight]}. Leave out group_size."
             )
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it has windows."""
+        """Whether it is a convolution."""
         return self.eqn.primitive == "conv_general_dilated"
 
     @property
@@ -226,19 +228,19 @@ class DynamicProduct:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The weight's axes that survive."""
+        """The weight's axes that are axes of the result."""
         return tuple(self._op.weight_axes(self.eqn, self.weight))
 
     @property
     def summed(self) -> tuple[int, ...]:
-        """The weight's axes that do not survive."""
+        """The weight's axes that are summed."""
         return tuple(axis for axis in range(len(self.eqn.in_shapes[self.weight])) if axis not in self.kept)
 
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
         """What depends on the weight alone: its codes int8, their scales float32, their sums int32.
 
-        Scales and sums have the weight's rank, with size 1 where they do not run, and the number of groups along the
-        axis that is summed.
+        Scales and sums have the weight's rank, with size 1 along axes on which they do not vary, and the number of
+        groups along the axis that is summed.
         """
         if isinstance(self.weights, WeightFormat):
             codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.weights)
@@ -247,7 +249,7 @@ class DynamicProduct:
         spec = self.weights.replace(axis=None if self.weights.axis is None else kept or None)
         if spec.group_size is not None:
             spec = spec.replace(group_axis=self.summed[0])
-        # the product defines its own derivative; nothing flows through the quantizer
+        # the product defines its own derivative, so nothing is differentiated through the quantizer
         w = lax.stop_gradient(w).astype(jnp.float32)
         view, axes = split_groups(w, spec)
         largest = jnp.max(jnp.abs(view), axes)
@@ -264,7 +266,7 @@ class DynamicProduct:
         return [codes, scale, self.sums(codes)]
 
     def sums(self, codes: jax.Array) -> jax.Array:
-        """The sums of a weight's codes, one for each group where it has groups."""
+        """The sums of a weight's codes, one for each group if it has groups."""
         if self.weights.group_size is not None:
             return jnp.sum(self._split(codes), axis=self.summed[0] + 1, dtype=jnp.int32)
         return jnp.sum(codes, axis=self.summed, dtype=jnp.int32, keepdims=True)
@@ -276,27 +278,27 @@ class DynamicProduct:
         return (*shape[:at], shape[at] // size, *shape[at + 1 :])
 
     def _split(self, w: jax.Array) -> jax.Array:
-        """The weight with the axis that is summed in two: groups, and what is in one."""
+        """The weight with the summed axis split in two: groups, and the elements of a group."""
         shape, at = self._grouped(w.shape), self.summed[0]
         return w.reshape(*shape[: at + 1], w.shape[at] // shape[at], *shape[at + 1 :])
 
     @property
     def coding(self) -> "DynamicCodes":
-        """What makes codes of the activation; products that share the activation and this share its codes."""
+        """What computes the codes of the activation; products with equal `coding` and activation share the codes."""
         sharing = self._sharing(len(self.eqn.in_shapes[1 - self.weight]))
         return DynamicCodes(self.activations, sharing, self.formula)
 
     def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
         """The product in the model's dtype; coded: the results of `coding` for x, and of `weight_parts` for w.
 
-        The value reads the codes only; the gradient goes straight through both quantizers, to x and to w, and is that
-        of the product of the dequantized tensors. The range covers the data, so there is nothing clipped that should
-        stop it.
+        The value reads the codes only. The gradient passes straight through both quantizers, to x and to w, and is that
+        of the product of the dequantized tensors. Nothing is clipped that should stop it, because the range covers the
+        data.
         """
         return [_product(self, is_recomputed(), x, w, *coded)]
 
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
-        """The int32 sums of the result's shape, free of zero points."""
+        """The int32 sums in the result's shape, with zero points subtracted."""
         if self.is_convolution and self.setting.per != "tensor":
             zeros = None if self.activations.symmetric else self._of_x(zero, x_codes.ndim)
             return dynamic_windows.centred_sums(Conv().attributes(self.eqn), x_codes, w_codes, zeros)
@@ -320,9 +322,9 @@ class DynamicProduct:
         if self.setting.per != "tensor":
             of_x, of_weight = self._of_x(scale, x_codes.ndim), self._of_weight(w_scale)
             return of_sums(acc, of_x, of_weight, self.formula).astype(self.eqn.out_dtypes[0])
-        # compute this small array once; fused, each element of the result would multiply the two scales again
+        # compute this small array once; if it is fused, each element of the result would multiply the two scales again
         scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
-        # round the product before the model's bias is added: without this, jit could fuse both into one rounding
+        # round the product before the model's bias is added; otherwise jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
     def _sum_of_groups(self, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array) -> Any:
@@ -363,7 +365,7 @@ class DynamicProduct:
         return self._real(finished_on_cpu(x.astype(self.eqn.in_dtypes[1 - self.weight])), dw)
 
     def _real(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """The model's own product."""
+        """The float product of the model."""
         operands = (x, w) if self.weight == 1 else (w, x)
         if self.eqn.out_dtypes[0] != jnp.float32:
             return self.eqn.bind(*operands)[0]
@@ -381,7 +383,7 @@ class DynamicProduct:
         return tuple(axis for axis in range(rank) if axis not in axes)
 
     def _through(self) -> list[tuple[int, int]]:
-        """The axes of x that are not summed over: (the result's, x's)."""
+        """The axes of x that are not summed: (the result's, x's)."""
         if self.is_convolution:
             return dynamic_windows.through(self.eqn)
         return [(int(out), int(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight)]
@@ -392,7 +394,7 @@ class DynamicProduct:
         return tuple(axis for axis in range(rank) if axis not in sharing)
 
     def _of_x(self, value: jax.Array, rank: int) -> jax.Array:
-        """Numbers of x, one for every index of the axes along which scales differ, in the result's shape."""
+        """Numbers that belong to x, one per index of the axes along which scales differ, in the result's shape."""
         shape, kept = self.eqn.out_shapes[0], self._kept(rank)
         if not kept:
             return lax.broadcast_in_dim(value, shape, ())
@@ -401,7 +403,7 @@ class DynamicProduct:
         return lax.broadcast_in_dim(value, shape, [out for out, _ in places])
 
     def _of_weight(self, value: jax.Array) -> jax.Array:
-        """Numbers of the weight, in its rank, in the result's shape."""
+        """Numbers that belong to the weight, given in its rank, in the result's shape."""
         shape = self.eqn.out_shapes[0]
         rank = len(shape)
         vector = weight_to_result(value, self._op.channels(self.eqn, self.weight), rank)
@@ -420,6 +422,6 @@ def _(product: DynamicProduct, again: bool, primals: Any, tangents: Any) -> Any:
     _, _, *coded = primals
     dx, dw, *_ = tangents
     along_x, along_w = product.along_x, product.along_w
-    if not again:  # keep int8 codes for the backward, not their dequantized values
+    if not again:  # store int8 codes for the backward, not their dequantized values
         along_x, along_w = jax.checkpoint(along_x), jax.checkpoint(along_w)
     return product.value(*coded), along_x(dx, *coded[3:5]) + along_w(dw, *coded[:3])

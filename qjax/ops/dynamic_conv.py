@@ -1,8 +1,8 @@
 """A convolution of floats with int8 weights, as XNNPACK computes LiteRT's CONV_2D with float activations.
 
-The activations get codes at run time. Found by comparison with ai-edge-litert 2.3.0 on x86-64: XNNPACK multiplies a
-window of one pixel with stride 1 as rows of a matrix, with a scale for each pixel. In all other convolutions each
-example has one scale.
+The activations are quantized at run time. A comparison with ai-edge-litert 2.3.0 on x86-64 showed that XNNPACK
+multiplies a window of one pixel with stride 1 as rows of a matrix, with a scale for each pixel. In all other
+convolutions each example has one scale.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
-    """symmetric: whether the codes of activations have the zero point 0. strides, rhs_dilation: of height and width.
+    """symmetric: whether the codes of activations have the zero point 0. strides, rhs_dilation: for height and width.
 
     padding: zeros before and after, for height and width.
     """
@@ -65,7 +65,7 @@ class DynamicConv(RunTimeCodes):
         shared = (3,) if is_pointwise(own, w.shape) else (1, 2, 3)
         codes, scale, zero = codes_of(x, attributes["symmetric"], shared, formula)
         shape = jax.eval_shape(lambda: centred_sums(own, codes, w, None)).shape
-        # numbers of examples, or of pixels, for each element of the result
+        # the numbers of each example, or of each pixel, broadcast to every element of the result
         of_x, zeros = (lax.broadcast_in_dim(value, shape, range(value.ndim)) for value in (scale, zero))
         acc = centred_sums(own, codes, w, zeros)
         of_w = jnp.broadcast_to(constants["kernel_scale"], shape)

@@ -1,6 +1,6 @@
 """A product of float rows with int8 or int4 weights, as LiteRT's FULLY_CONNECTED computes it with float activations.
 
-The rows get codes at run time. The formula of the target says how, and how the int32 sums become floats: see
+The rows are quantized at run time. The target's formula defines how, and how the int32 sums become floats: see
 `numerics.dynamic_formulas`.
 """
 
@@ -26,9 +26,9 @@ from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
-    """symmetric: whether the codes of rows have the zero point 0, which XNNPACK ignores as it does in a file.
+    """symmetric: whether the codes of rows have the zero point 0, which XNNPACK ignores, even if the file states it.
 
-    summed: how many axes of x, the last ones, are summed. features: the last axes of the result.
+    summed: how many of the last axes of x are summed. features: the last axes of the result.
     """
 
     symmetric: bool
@@ -37,13 +37,13 @@ class Fields(TypedDict):
 
 
 class OfTarget(TypedDict):
-    """dynamic: the formula, out of `numerics.dynamic_formulas`."""
+    """dynamic: the name of the formula in `numerics.dynamic_formulas`."""
 
     dynamic: formulas.DynamicFormula
 
 
 class RunTimeCodes(Op):
-    """A product of floats that get codes at run time with int8 weights, whose first axis is that of the results."""
+    """A product of floats, quantized at run time, with int8 weights whose first axis is that of the results."""
 
     role = Role.INTEGER
     reals = True
@@ -62,7 +62,7 @@ class RunTimeCodes(Op):
         """The axes of the kernel along which one int32 sum runs."""
 
     def in_target(self, attributes: Attributes, kernel: Any, formula: formulas.DynamicFormula) -> str | None:
-        """What of the product a runtime with that formula does not have; kernel: its tensor."""
+        """Which part of the product a runtime with that formula does not support, or None; kernel: its tensor."""
         low, high = kernel.quantization.qmin, kernel.quantization.qmax
         bits = 4 if low >= -8 and high <= 7 else 8
         size = kernel.shape[2] if len(kernel.shape) == 3 else None
@@ -138,7 +138,7 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
 def with_bias(
     acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, bias: Any, formula: formulas.DynamicFormula
 ) -> jax.Array:
-    """Floats of int32 sums. bias: float32, for the last axis. XNNPACK adds it with the last multiplication (FMA)."""
+    """Floats from int32 sums. bias: float32, for the last axis. XNNPACK adds it in the last multiplication (FMA)."""
     if bias is None:
         return formulas.of_sums(acc, of_x, of_weight, formula)
     bias = jnp.broadcast_to(jnp.asarray(bias), acc.shape)

@@ -1,4 +1,4 @@
-"""Products of `qjax.Dynamic` that LiteRT has: rows times one matrix as FULLY_CONNECTED, windows as CONV_2D."""
+"""Which products of `qjax.Dynamic` LiteRT supports: rows times a matrix as FULLY_CONNECTED, windows as CONV_2D."""
 
 import math
 
@@ -14,7 +14,7 @@ from qjax.ops.dynamic_dot import DynamicDot
 
 
 def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
-    """Why a formula does not have a product, with a cure; None where it has."""
+    """Why a formula does not support a product, with a cure; None if it does."""
     setting, eqn = product.setting, product.eqn
     if formula == "onnx":
         return None
@@ -29,7 +29,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
             )
         return dynamic_windows.problem(eqn, setting.per) or unsupported(formula, product.activations, product.weights)
     if setting.per != "row":
-        return 'one scale for several rows, and LiteRT finds one for each: use per="row"'
+        return 'one scale for several rows, but LiteRT computes one for each: use per="row"'
     contracting, batch = eqn.params["dimension_numbers"]
     summed = contracting[1 - product.weight]
     rank = len(eqn.in_shapes[1 - product.weight])
@@ -39,7 +39,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
 
 
 def operator(product: DynamicProduct) -> tuple[str, dict[str, object]]:
-    """The operation of its node, and the node's attributes."""
+    """The operation of the product's node, and the node's attributes."""
     symmetric = product.activations.symmetric
     if product.is_convolution:
         return DynamicConv.name, dynamic_windows.attributes_of(product.eqn, symmetric=symmetric)
@@ -49,7 +49,7 @@ def operator(product: DynamicProduct) -> tuple[str, dict[str, object]]:
 
 
 def kernel(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weight's codes as its node has them, and their scales."""
+    """The weight's codes in the layout of its node, and their scales."""
     if product.is_convolution:
         return dynamic_windows.kernel(product.eqn, codes, scale)
     return _matrix(product, codes, scale)
@@ -58,7 +58,7 @@ def kernel(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple
 def _matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The weight's codes as (n, k), or (n, groups, size), and its scales as (), (n,) or (n, groups)."""
     contracting, _ = product.eqn.params["dimension_numbers"]
-    # the order in which the summed axes lie in x
+    # the order of the summed axes in x
     order = [w for _, w in sorted(zip(contracting[0], contracting[1], strict=True))]
     axes = [*product.kept, *order]
     n = math.prod(codes.shape[axis] for axis in product.kept)
@@ -77,7 +77,7 @@ def _matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tupl
 
 
 def quantization_range(product: DynamicProduct) -> tuple[int, int]:
-    """The least and the greatest code of the weight."""
+    """The lowest and the highest code of the weight."""
     spec = product.weights
     assert isinstance(spec, QSpec)
     return spec.qmin, spec.qmax

@@ -1,4 +1,4 @@
-"""Convolutions of `qjax.Dynamic`: which of their activations share a scale, and what LiteRT has as one operator."""
+"""Convolutions of `qjax.Dynamic`: which activations share a scale, and which of them are one operator in LiteRT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from qjax.ops.conv import Conv, convolved
 from qjax.ops.windows import convolution
 
 _LAST = [0, 3, 1, 2]
-"""NHWC, and a kernel (out, height, width, in)."""
+"""The axes of NHWC, and those of a kernel (out, height, width, in)."""
 
 
 def through(eqn: Equation) -> list[tuple[int, int]]:
@@ -24,7 +24,7 @@ def through(eqn: Equation) -> list[tuple[int, int]]:
 
 
 def is_pointwise(attributes: Attributes, kernel: Sequence[int]) -> bool:
-    """Whether each pixel is a window, and nothing is between and around them; kernel: its shape."""
+    """Whether each window is one pixel, without strides, padding or dilation; kernel: its shape."""
     return _of_one_pixel(attributes, kernel) and not any(map(any, attributes["padding"]))
 
 
@@ -34,7 +34,10 @@ def _of_one_pixel(attributes: Attributes, kernel: Sequence[int]) -> bool:
 
 
 def centred_sums(attributes: Attributes, x: jax.Array, w: jax.Array, zero: jax.Array | None) -> jax.Array:
-    """int32 sums of codes less their zero points, which no one number could pad; zero: of the result's shape."""
+    """int32 sums of codes minus their zero points, which differ, so that no single number could pad the codes.
+
+    zero: in the result's shape.
+    """
     acc = convolved(x, w, 0, attributes)
     if zero is None:
         return acc
@@ -46,10 +49,10 @@ def centred_sums(attributes: Attributes, x: jax.Array, w: jax.Array, zero: jax.A
 
 
 def problem(eqn: Equation, per: str) -> str | None:
-    """Why XNNPACK does not have a convolution with codes that are found at run time, with a cure."""
+    """Why XNNPACK does not support a convolution that is quantized at run time, with a cure."""
     attributes, kernel = Conv().attributes(eqn), eqn.in_shapes[1]
     if any(attributes[name] != _LAST for name in ("lhs_layout", "out_layout")):
-        return "a convolution that is not over height and width of NHWC, which is all that LiteRT has"
+        return "a convolution that is not over height and width of NHWC, the only one in LiteRT"
     if attributes["groups"] > 1:
         return "a convolution in groups, whose arithmetic in LiteRT is not known: quantize it statically"
     if set(attributes["lhs_dilation"]) != {1} or any(n < 0 for pair in attributes["padding"] for n in pair):
@@ -60,25 +63,25 @@ def problem(eqn: Equation, per: str) -> str | None:
     wanted = "row" if is_pointwise(attributes, kernel) else "example"
     if per != wanted:
         what = "a window of one pixel" if wanted == "row" else "a larger window, or strides"
-        return f'per="{per}" on a convolution with {what}, where XNNPACK has other scales: use per="{wanted}"'
+        return f'per="{per}" on a convolution with {what}, where XNNPACK shares scales differently: use per="{wanted}"'
     return None
 
 
 def padded_pixels(attributes: Attributes, kernel: Sequence[int]) -> str | None:
-    """A file pads such windows by another operator, and XNNPACK then has a scale for each pixel."""
+    """The problem of a one-pixel window with padding: a file pads by another operator."""
     if _of_one_pixel(attributes, kernel) and not is_pointwise(attributes, kernel):
-        return "a window of one pixel with padding, which a file has as two operators: pad in front of the layer"
+        return "a window of one pixel with padding, which becomes two operators in a file: pad in front of the layer"
     return None
 
 
 def whole(attributes: Attributes) -> dict[str, Any]:
-    """The attributes of a convolution out of those of a `dynamic_conv` node."""
+    """The attributes of a convolution that correspond to those of a `dynamic_conv` node."""
     own = {name: attributes[name] for name in ("strides", "padding", "rhs_dilation")}
     return convolution(**own, layouts=(_LAST, _LAST, _LAST))
 
 
 def attributes_of(eqn: Equation, *, symmetric: bool) -> dict[str, Any]:
-    """Of a `dynamic_conv` node."""
+    """The attributes of a `dynamic_conv` node."""
     whole = Conv().attributes(eqn)
     return {"symmetric": symmetric, **{name: whole[name] for name in ("strides", "padding", "rhs_dilation")}}
 

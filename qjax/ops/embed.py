@@ -1,4 +1,7 @@
-"""Embedding lookups: rows of codes chosen by an integer input."""
+"""Embedding lookups: rows of codes selected by an integer input.
+
+y[i] = table[indices[i]]
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,18 +42,18 @@ class Embed(Elementwise):
         return (0,)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        # a layer is `jnp.take`, which wraps and fills; in other lookups equations before this one wrap negative indices
+        # a layer is `jnp.take`, which wraps and fills; before other lookups, earlier equations wrap negative indices
         if "integers" in eqn.params:
             return {"fills": False}
         return {"wraps": True, "fills": True} if "layer" in eqn.params else {"fills": fills(eqn.params)}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        # further inputs are the parameters of a table of integers; its own function uses them
+        # further inputs are the parameters of a table of integers; only its own function uses them
         indices, table, *_ = inputs
         if not isinstance(table, Quantized):
             return eqn.bind(*inputs)
         if "integers" in eqn.params:
-            # without codes the equation computes the function itself
+            # without codes, the equation computes the function itself
             return [table.with_codes(jnp.take(table.codes, indices, axis=0, mode="clip"))]
         return [table.with_codes(eqn.bind(indices, table.codes)[0])]
 
@@ -58,7 +61,7 @@ class Embed(Elementwise):
         return "with `wraps`, an index below zero counts from the end; an index out of range is clipped"
 
     def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
-        # `misplaced` counts constant indices too
+        # `misplaced` also counts constant indices
         return None
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:

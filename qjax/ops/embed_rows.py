@@ -23,7 +23,7 @@ from qjax.ops.indices import Lookup, outside, wrapped
 
 
 def has_scales_of_rows(spec: QSpec, rows: int) -> bool:
-    """Whether a spec asks for scales along the rows of a table, by their number: axis 0, or groups along it.
+    """Whether a spec asks for scales along the `rows` rows of a table: axis 0, or groups along it.
 
     axis=-1 does not: it means the output channels of any layer, and a lookup has none.
     """
@@ -33,7 +33,7 @@ def has_scales_of_rows(spec: QSpec, rows: int) -> bool:
 
 
 def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
-    """Raise where a table cannot have the scales that `has_scales_of_rows` finds in a spec."""
+    """Raise an error if a table cannot have the scales for which `has_scales_of_rows` is true."""
     if len(shape) != 2:
         raise ValueError(
             f"Quantizer {name!r}: expected a table of two axes for scales of rows, got shape {shape}. Leave axis out."
@@ -41,8 +41,8 @@ def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
     axes = () if spec.axis is None else (spec.axis,) if isinstance(spec.axis, int) else spec.axis
     if any(axis != 0 for axis in axes):
         raise ValueError(
-            f"Quantizer {name!r}: a table has scales along its rows, axis=0, got axis={spec.axis}. For groups within a "
-            "row add group_size=32, group_axis=1."
+            f"Quantizer {name!r}: expected axis=0 (scales along the table's rows), got axis={spec.axis}. For groups "
+            "within a row add group_size=32, group_axis=1."
         )
     try:
         spec.param_axes(len(shape))

@@ -2,7 +2,7 @@
 
 An accumulator has the value `acc * scale`. The affine steps after it (a bias, batch norm, a multiplication by a scalar)
 turn this into `g * acc * scale + b` per channel. Requantization divides by the output's scale. All constants are
-computed in `Real`, so host and jit agree bit for bit.
+computed in `Real`, so that host and jit agree bit for bit.
 """
 
 import dataclasses
@@ -57,10 +57,10 @@ class Affine:
 class Folded:
     """The constants of a weighted producer.
 
-    factor: float32; the weight's codes become `rint(codes * factor)`. It is 1, or -1 where the batch norm's
-      gamma is negative (symmetric codes change sign), except in degenerate channels (see `fold_weighted`).
-    weight_scale: float32, the scale of those codes. bias: int32 at `x_scale * weight_scale`.
-    requantize: int32 by role, the constants of the rule.
+    factor: float32; the weight's codes become `rint(codes * factor)`. It is 1, or -1 where the batch norm's gamma is
+    negative (symmetric codes change sign), except in degenerate channels (see `fold_weighted`). weight_scale: float32,
+    the scale of those codes. bias: int32 at `x_scale * weight_scale`. requantize: int32 by role, the constants of the
+    rule.
     """
 
     factor: Array
@@ -78,19 +78,19 @@ def fold_weighted(
 ) -> Folded:
     """Fold the steps after `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
 
-    The weight's codes are those of training: `g` only changes their scale to `|g| * s_w` (kept as float32, the
-    precision in which runtimes store scales) and their sign. If gamma is almost zero, a channel's bias may not fit into
-    the accumulator. Such a channel gets the smallest scale with which `|bias| <= 2^30`. If all channels share one
-    scale, all of them do. Its codes shrink accordingly, and rounding them moves the output by at
-    most `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)` steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps
-    where the bias alone is worth 512 of them.
+    The weight's codes are those of training: `g` only changes their sign and their scale to `|g| * s_w` (as float32,
+    the precision in which runtimes store scales). If gamma is almost zero, a channel's bias may not fit into the
+    accumulator. Such a channel gets the smallest scale with which `|bias| <= 2^30`; if all channels share one scale,
+    all of them get it. Its codes shrink accordingly, and rounding them moves the output by at most `(1 + 2^-8)
+    max(2^-31 |b| / s_y, 2^-101 s_x / s_y)` steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps where the bias
+    alone is worth 512 of them.
     """
     s_x, s_w = Real.of(x_scale), Real.of(w_scale)
     wanted = s_w * abs(affine.g)
     needed = abs(affine.b) / (s_x * Real.of(np.float32(2.0**BIAS_BITS)))
     per_channel = math.prod(wanted.shape) > 1
     if not per_channel and needed.shape:
-        # one scale for all channels: the largest bias decides
+        # all channels have one scale, so the largest bias decides
         largest = needed.to_float32()
         needed = Real.of(host_or_trace(largest).max(largest))
     floor = Real.of(np.float32(_SMALLEST_SCALE))
@@ -123,8 +123,8 @@ def requantization(
 
     Args:
       w_scale: float32, the scales of the weight's codes, as a vector of the result. per_channel: whether they differ.
-      b: the bias as a real number. bias: int32, the same in steps of the accumulator; 0 takes its place where the rule
-        adds the bias itself.
+      b: the bias as a real number. bias: int32, the same in steps of the accumulator; the accumulator starts from 0
+        instead if the rule adds the bias itself.
     """
     rule = get_rule(weighted.rule)
     effective = effective_scale(x_scale, w_scale, y_scale, form=weighted.scale)
@@ -142,10 +142,10 @@ def requantization(
 
 
 def scale_codes(codes: Any, factor: Any) -> Any:
-    """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1. The codes themselves where it is 1."""
+    """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1. A factor of 1 does not change the codes."""
     xp = host_or_trace(codes, factor)
     if not traced(factor) and np.all(np.equal(factor, 1)):
-        return xp.asarray(codes)  # no copy of a model's weights
+        return xp.asarray(codes)  # without copying a model's weights
     product = xp.asarray(codes).astype(np.float32) * xp.broadcast_to(xp.asarray(factor), codes.shape)
     return xp.rint(product).astype(codes.dtype)
 
@@ -184,7 +184,7 @@ def finish_weighted(acc: jax.Array, constants: Constants, attributes: Attributes
 
 
 def clamp_codes(codes: jax.Array, constants: Constants) -> jax.Array:
-    """Apply the bounds that a fused relu or clip leaves on the codes, if there are any."""
+    """Apply the bounds of a fused relu or clip to the codes, if there are any."""
     if "clamp_min" in constants:
         codes = jnp.maximum(codes, jnp.asarray(constants["clamp_min"]).astype(codes.dtype))
     if "clamp_max" in constants:
@@ -197,8 +197,10 @@ def clamp_codes(codes: jax.Array, constants: Constants) -> jax.Array:
 _FACTOR_BITS = 30
 _MAX_SHIFT = 44
 _OFFSET_LIMIT = np.nextafter(np.float32(2.0**62), np.float32(0))
-"""With |sum of products| < 2^61, an offset cut to this limit gives at least (2^62 - 2^38 - 2^61) / 2^44 > 2^16 steps
-of its own sign: the clamp to the codes' range then hides that it was cut."""
+"""A greater offset is cut to this limit, which the clamp to the codes' range then hides.
+
+With |sum of products| < 2^61 there remain at least (2^62 - 2^38 - 2^61) / 2^44 > 2^16 steps of its own sign.
+"""
 
 
 NARROW_MAX_SHIFT = 52
@@ -210,15 +212,15 @@ def fold_sum(
 ) -> dict[str, Array]:
     """Constants for `y = (g * sum_i s_i acc_i + b) / s_y = (sum_i acc_i m_i + offset) / 2^shift`.
 
-    The factors m_i share one shift per channel, chosen so that the largest has 30 bits; products and offset are
-    added in int64 and rounded once, so a residual addition rounds once, not once per operand. The shift is at most 44:
-    a ratio below 2^-14 has fewer bits, and is exact to `2^-45` steps per unit of an accumulator.
+    The factors m_i share one shift per channel, chosen so that the largest has 30 bits. Products and offset are added
+    in int64 and rounded once, so a residual addition rounds once and not once per operand. The shift is at most 44: a
+    ratio below 2^-14 has fewer bits, and is exact to `2^-45` steps per unit of an accumulator.
 
     Returns:
       int32 arrays: shift, factor0, factor1, ..., and the offset as offset_high * 2^31 + offset_low.
 
     Raises:
-      ValueError: a ratio of 2^29 or more, on the host (a trace saturates its factor).
+      ValueError: a ratio of 2^29 or more, on the host (under a trace the factor saturates).
     """
     s_y = Real.of(y_scale)
     ratios = [Real.of(s) * affine.g / s_y for s in scales]
@@ -254,7 +256,7 @@ def _split(value: Real) -> dict[str, Array]:
 
 
 def greatest_shift(qmin: int | None, qmax: int | None) -> int:
-    """`fold_sum`'s max_shift where one accumulator of up to 30 bits becomes codes of this range."""
+    """`fold_sum`'s max_shift for one accumulator of up to 30 bits that becomes codes of this range."""
     narrow = qmin is not None and qmax is not None and qmax - qmin < 256
     return NARROW_MAX_SHIFT if narrow else _MAX_SHIFT
 
@@ -278,7 +280,7 @@ def finished_sum(
     rounding: str,
     ends: tuple[int, int, str],
 ) -> jax.Array:
-    """`finish_sum` of constants in the order of their roles. ends: the least code, the greatest, and their dtype."""
+    """`finish_sum` for constants in the order of their roles. ends: the lowest code, the highest, and their dtype."""
     constants, (qmin, qmax, dtype) = dict(zip(roles, values, strict=True)), ends
     shape = jnp.broadcast_shapes(*(acc.shape for acc in accumulators))
     with jax.enable_x64(True):
@@ -304,7 +306,7 @@ def finish(
     attributes: Attributes,
     accumulators: Callable[[], Sequence[jax.Array]] | None = None,
 ) -> jax.Array:
-    """Codes -> codes of an operation without weights: the node's formula, or the exact sum where it names none.
+    """Codes -> codes of an operation without weights: the node's formula, or the exact sum if it names none.
 
     operands: what a formula reads, see `formulas.Formula`. accumulators: what the exact sum adds, if it differs.
     """

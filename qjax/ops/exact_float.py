@@ -1,23 +1,24 @@
 """Products of integer-valued floats that are exact, and differentiable, on any backend.
 
-The training forward multiplies codes, not dequantized floats. As long as every partial sum is below 2^24, float32 holds
-the integer accumulator exactly, also with TF32 and bfloat16 passes, because 8-bit codes fit their mantissas. Beyond
-that bound the weight's codes are split into digits. If digits do not suffice, the product runs in int32.
+The training forward multiplies codes, not dequantized floats. As long as every partial sum is below 2^24, float32
+represents the integer accumulator exactly, even with TF32 and bfloat16 passes, because 8-bit codes fit their mantissas.
+Beyond that bound the weight's codes are split into digits. If digits do not suffice, the product runs in int32.
 
 | codes | CPU | accelerators |
 | --- | --- | --- |
 | 8 bits, sums below 2^24 | int8 | bfloat16, twice as fast as TF32 on an H200 |
 | 8 bits, larger sums | int8 | int8, as fast as bfloat16 there |
-| 8 bits where int8 has no form | float32, in digits | bfloat16, in digits |
-| wider | float32, in digits, or int32 | the same; of convolutions int32 |
+| 8 bits, no form in int8 | float32, in digits | bfloat16, in digits |
+| wider | float32, in digits, or int32 | the same; convolutions in int32 |
 
 cuDNN computes float32 convolutions by Winograd's transforms where they are faster: on an H200 one of 28x28x128 had
 177,340 wrong sums of 200,704. In bfloat16 the sums of all eight shapes that were tried there are right.
 
-The backward multiplies float32, and on accelerators bfloat16 where the model does. It stores codes of 8 bits as int8
-until then.
+The backward multiplies in float32, and on accelerators in bfloat16 if the model does. Until then it stores 8-bit codes
+as int8.
 
-A sum of wide codes can leave int32. Then the float32 product replaces the wrapped sum. `convert` refuses such weights.
+A sum of wide codes can exceed int32. Then the float32 product replaces the wrapped sum, and `convert` rejects such
+weights.
 """
 
 import math
@@ -36,20 +37,22 @@ from qjax.ops.base import Equation, Quantized
 from qjax.ops.recomputed import is_recomputed
 
 ACCUMULATOR = "accumulator"
-"""Under this name a policy of `jax.checkpoint` finds what costs most to compute again."""
+"""The name by which a policy of `jax.checkpoint` finds the arrays that are most expensive to recompute."""
 
 EXACT = 2**24
-"""float32 represents every integer up to here."""
+"""float32 represents every integer up to this one."""
 
 _BELOW = 2.0**31 * 15 / 16
-"""int32, less what float32 sums of a bound may lose."""
+"""The bound of int32, reduced by what sums of bounds may lose in float32."""
 
 Product = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 """`(a, b, dtype of the accumulator, precision) -> array`, bilinear."""
 
 Integers = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array | None], jax.Array]
-"""`(a, b, zero_a, zero_b)`: int8 codes and the codes of 0.0 among them, int32 scalars (None is 0), to the int32 sums of
-`(a - zero_a) (b - zero_b)`."""
+"""Computes the int32 sums of `(a - zero_a) (b - zero_b)` from (a, b, zero_a, zero_b).
+
+a and b are int8 codes, and the zeros their codes of 0.0, int32 scalars (None is 0).
+"""
 
 _Multiply = Callable[..., jax.Array]
 
@@ -61,7 +64,7 @@ def largest_code(value: Quantized) -> int:
 
 
 def precision(*values: Quantized) -> lax.Precision:
-    """Codes beyond 8 bits need all of float32's mantissa."""
+    """The precision of a product: codes beyond 8 bits need all of float32's mantissa."""
     return products.FULL if any(largest_code(v) > 256 for v in values) else products.FAST
 
 
@@ -85,10 +88,10 @@ def matmul_codes(
       product: called with float32, bfloat16 or int32 operands.
       own: the model's product. Its precision and dtype are those of the derivatives of codes up to 8 bits, whose value
         does not depend on them.
-      integers: the same in int8, or None. On the CPU, where XLA multiplies int8 up to 4 times as fast as float32, codes
-        of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN, but see `apart`.
-      apart: of x and of w, [axis of the result, axis of the operand] along which a NaN stays where it is. Along the
-        others a search for it sums, on several devices over all of them.
+      integers: the same in int8, or None. Codes of up to 8 bits use it on the CPU, where XLA multiplies int8 up to 4
+        times as fast as float32. A NaN among the codes then makes every accumulator NaN, but see `apart`.
+      apart: for x and for w, [axis of the result, axis of the operand] along which a NaN does not spread. Along the
+        other axes the search for it is a sum, on several devices over all of them.
       transforms: whether accelerators may transform the operands of float32 products, so that sums are not exact.
     """
     summed = math.prod(w.shape[axis] for axis in axes[0])
@@ -133,7 +136,7 @@ def matmul_codes(
 
 
 def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multiply) -> _Multiply:
-    """`exact`, or `floats` where a sum could leave int32 or a code is NaN: a bound costs one pass over each operand."""
+    """`exact`, or `floats` if a sum could exceed int32 or a code is NaN; the check costs one pass over each operand."""
 
     def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
         large = [jnp.abs(x) for x in (a, b)]
@@ -151,7 +154,7 @@ def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multipl
 
 
 def _of_floats(product: _Multiply) -> _Multiply:
-    """The tangent of the product of a and b."""
+    """The product, with its tangent by the product rule."""
 
     def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
         return product(da, finished_on_cpu(b)) + product(finished_on_cpu(a), db)
@@ -160,9 +163,9 @@ def _of_floats(product: _Multiply) -> _Multiply:
 
 
 def _of_bytes(product: _Multiply) -> _Multiply:
-    """The same; what it keeps of a and b is int8."""
+    """The same, but it stores a and b as int8 for the backward."""
 
-    # `jax.checkpoint` for its barriers: without them XLA would keep the forward's float32 codes instead of int8
+    # `jax.checkpoint` inserts barriers, without which XLA would store the forward's float32 codes instead of int8
     @jax.checkpoint
     def left(da: jax.Array, b: jax.Array, zero: Any) -> jax.Array:
         return product(da, finished_on_cpu(_restored(b, zero)))
@@ -178,7 +181,7 @@ def _of_bytes(product: _Multiply) -> _Multiply:
 
 
 def _narrow(value: Quantized) -> bool:
-    """Whether the codes fit int8 once their range is moved there, by one zero point for all."""
+    """Whether the codes fit int8 once their range is shifted there, with one zero point for all."""
     spec = value.qparams.spec
     return spec.qmax - spec.qmin <= 255 and (spec.symmetric or spec.per_tensor)
 
@@ -205,7 +208,7 @@ def _in_int8(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _M
     def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         a8, b8 = (finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
-        # int8 has no NaN, but a training run must see its NaNs
+        # int8 has no NaN, but training must see the NaNs of its tensors
         lost = _has_nan(a, apart[0], acc.ndim) | _has_nan(b, apart[1], acc.ndim)
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
@@ -213,7 +216,7 @@ def _in_int8(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _M
 
 
 def _has_nan(x: jax.Array, apart: Sequence[Sequence[int]], rank: int) -> jax.Array:
-    """Whether there is a NaN, along the axes of a result of that rank; a sum is the fastest test for one."""
+    """Whether there is a NaN, along the axes of a result of that rank; a sum is the fastest test."""
     kept = {axis: position for position, axis in apart}
     found = jnp.isnan(jnp.sum(x, axis=[axis for axis in range(x.ndim) if axis not in kept]))
     order = sorted(range(len(kept)), key=lambda index: kept[sorted(kept)[index]])
@@ -222,7 +225,7 @@ def _has_nan(x: jax.Array, apart: Sequence[Sequence[int]], rank: int) -> jax.Arr
 
 
 def _code_of_zero(value: Quantized) -> jax.Array | None:
-    """The int8 code of 0.0, int32, or None where it is 0: the range of the codes moves into int8 if it is not there."""
+    """The int8 code of 0.0, int32, or None if it is 0, after the range of the codes is shifted into int8."""
     spec = value.qparams.spec
     moved = 0 if spec.qmin >= -128 and spec.qmax <= 127 else spec.qmin + 128
     if spec.symmetric:
@@ -233,7 +236,7 @@ def _code_of_zero(value: Quantized) -> jax.Array | None:
 def _stored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
     if zero is not None:
         codes = codes + zero.astype(jnp.float32)
-    # they are in range, but without the clip XLA may drop the saturation of the cast
+    # the codes are in range, but without the clip XLA may drop the saturation of the cast
     return jnp.clip(codes, np.float32(-128), np.float32(127)).astype(jnp.int8)
 
 
@@ -247,7 +250,7 @@ def _in_float32(product: Product, precision: Any) -> _Multiply:
 
 
 def _in_bfloat16(product: Product, kind: Any, precision: Any) -> _Multiply:
-    """In products of bfloat16 with an accumulator of dtype `kind`, float32 out."""
+    """By products of bfloat16 with an accumulator of dtype `kind`; the result is float32."""
     half = jnp.bfloat16
     return lambda a, b: product(a.astype(half), b.astype(half), kind, precision).astype(jnp.float32)
 

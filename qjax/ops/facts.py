@@ -1,7 +1,7 @@
 """Facts: what an operation declares about itself, for the annotator, the lowering and the passes.
 
-These never test an operation's name; they ask for a fact. A fact has a default only if the default is safe: the
-conversion then refuses, or computes something unnecessary. An operation must state every other fact itself, see
+These never test an operation's name; they ask for a fact. A fact has a default only if the default is safe, so that the
+conversion at worst refuses or computes something unnecessary. An operation must state every other fact itself, see
 `ops.required`.
 """
 
@@ -14,21 +14,21 @@ from qjax.numerics.rules import Product
 
 Attributes = Mapping[str, Any]
 Shape = Sequence[int | None]
-"""None is the batch, whose size is free."""
+"""The sizes of a tensor's axes; None is the batch, whose size is free."""
 Filling = Literal["none", "zero", "lowest", "constants"]
 End = Literal["low", "high"]
 Follows = Literal["sizes", "ends"]
-"""How an attribute follows the batch: it holds sizes of axes, or the ends of axes."""
+"""How an attribute depends on the batch size: it contains sizes of axes, or the ends of axes."""
 
 
 class Role(enum.Enum):
-    """What an operation does with the quantization parameters (the grid) of its input.
+    """How an operation treats the quantization parameters (the grid) of its input.
 
-    PRODUCER: computes an integer accumulator with its own scale; a quantizer follows its chain.
-    CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
-    QUANTIZER: ends a chain: makes codes of the accumulator. Only a quantized graph has one.
-    GRID: moves or selects codes; the output shares the input's scale and zero point.
-    INTEGER: reads codes or integers and returns plain integers or booleans (an index, a comparison).
+    PRODUCER: computes an integer accumulator with its own scale; a quantizer follows its chain. CHAIN: an affine step
+    or a clamp that is folded into the requantization of the producer before it. QUANTIZER: ends a chain by turning the
+    accumulator into codes. Only a quantized graph has one. GRID: moves or selects codes; the output shares the input's
+    scale and zero point. INTEGER: reads codes or integers and returns plain integers or booleans (an index, a
+    comparison).
     """
 
     PRODUCER = "producer"
@@ -42,73 +42,73 @@ class Facts(abc.ABC):
     """The facts of an operation; a subclass states those without a safe default, and those that differ from it."""
 
     label: ClassVar[str | None] = None
-    """CHAIN: what a tensor is named after if the op starts a rescale of its own. None: the op's own name."""
+    """CHAIN: the name of its tensor if the op starts a rescale of its own. None: the op's own name."""
 
     clamps: ClassVar[bool] = False
-    """CHAIN, which must state it: bounds numbers (`Op.bounds`), so no affine step behind it can join the same chain."""
+    """CHAIN, which must state it: whether it bounds numbers (`Op.bounds`), so no later affine step joins its chain."""
 
     vanishes: ClassVar[bool] = False
-    """CHAIN: the codes are the input's, so the graph has no node for it."""
+    """CHAIN: whether the codes are the input's, so that the graph has no node for it."""
 
     tabulates: ClassVar[bool] = False
-    """PRODUCER: looks every code up in a table, so a range that is too wide costs it codes."""
+    """PRODUCER: whether it is a lookup table, so that an input range that is too wide wastes codes."""
 
     may_be_probabilities: ClassVar[bool] = False
-    """PRODUCER: where its results lie between 0 and 1, they are those of a softmax or of a sigmoid."""
+    """PRODUCER: whether results between 0 and 1 are those of a softmax or of a sigmoid."""
 
     free: ClassVar[Mapping[str, Follows]] = {}
-    """Attributes that may follow the size of the batch. Any other that does is an error of the conversion."""
+    """Attributes that may depend on the batch size. Any other attribute that does is an error of the conversion."""
 
     per_example: ClassVar[str | None] = None
-    """The role of a constant that may have a row for each example. The graph keeps one of them: all must be equal."""
+    """The role of a constant that may have a row for each example. The graph has one row, so all must be equal."""
 
     sizes_only: ClassVar[bool] = False
-    """GRID: reads the size of its input and none of its codes, so its result is on a grid of its own."""
+    """GRID: whether it reads only the size of its input, so that its result has a grid of its own."""
 
     reals: ClassVar[bool] = False
-    """INTEGER: may read and compute floats, in float parts of a model."""
+    """INTEGER: whether it may read and compute floats, in float parts of a model."""
 
     indexed: ClassVar[str | None] = None
-    """The role of the constant whose rows the integer input chooses."""
+    """The role of the constant whose rows the integer input selects."""
 
     one_order: ClassVar[bool] = False
-    """Whether axis i of each input is axis i of the result, so that all may be held in another order of their axes."""
+    """Whether axis i of each input is axis i of the result, so that all may be stored in another order of axes."""
 
     by_row: ClassVar[str | None] = None
-    """GRID with a weight: the op that it becomes where the recipe gives the weight's rows scales of their own."""
+    """GRID with a weight: the op that it becomes if the recipe asks for one scale per row of the weight."""
 
     read_as: ClassVar[str | None] = None
-    """What the names of weights say in place of the op's own name: they do not depend on the recipe."""
+    """The word in weight names that replaces the op's own name, because names must not depend on the recipe."""
 
     wide_zero_point: ClassVar[int | None] = None
-    """PRODUCER: the zero point other than 0 that a runtime's own kernel gives its codes of 16 bits."""
+    """PRODUCER: the zero point other than 0 that a runtime's own kernel uses for its 16-bit codes."""
 
     any_zero_point: ClassVar[bool] = False
-    """PRODUCER: whether runtimes whose int16 has the zero point 0 read the codes of such a kernel here."""
+    """PRODUCER: whether it may read such a kernel's codes in runtimes whose int16 has the zero point 0 otherwise."""
 
     rescales: ClassVar[bool] = False
-    """PRODUCER: brings its input to one size, so that elements that were small beside others may matter as much."""
+    """PRODUCER: whether it normalises its input, so that elements that are small next to others may matter as much."""
 
     scales_rows: ClassVar[bool] = False
-    """PRODUCER: its weight has scales of its rows, of groups of them, or of groups of columns as well."""
+    """PRODUCER: whether its weight may have scales for rows, and for groups of rows or columns."""
 
     def has_integer_form(self, eqn: Any) -> bool:
-        """Whether the equation has codes as its result; False for what only training computes.
+        """Whether the result of the equation has codes; False for what only training computes.
 
-        A CHAIN op must state it: it has no kernel whose absence would stop the conversion.
+        A CHAIN op must state it, because it has no kernel whose absence would stop the conversion.
         """
         return True
 
     def may_negate(self, attributes: Attributes) -> bool:
-        """CHAIN: whether the step may multiply by a number below zero, which changes the sign of a folded weight."""
+        """CHAIN: whether the step may multiply by a negative number, which changes the sign of a folded weight."""
         return True
 
     def permutation(self, attributes: Attributes) -> list[int] | None:
-        """GRID: the order of the input's axes, if the op does nothing but permute axes."""
+        """GRID: the order of the input's axes, if the op only permutes axes."""
         return None
 
     def commutes(self, attributes: Attributes) -> bool:
-        """Whether the result is the same with the two inputs exchanged."""
+        """Whether exchanging the two inputs does not change the result."""
         return False
 
     def keeps_order(self, attributes: Attributes) -> bool:
@@ -116,10 +116,10 @@ class Facts(abc.ABC):
         return False
 
     def filling(self, attributes: Attributes) -> Filling:
-        """On a grid: which numbers the result holds beside those of the input; must be stated.
+        """On a grid: which numbers the result contains besides those of the input; must be stated.
 
-        "constants": those of `Op.chain_constants`. They and "lowest" (minus infinity) can lie outside of the range of
-        the input, so the calibration observes the result, see `tracing.joined`.
+        "constants" are those of `Op.chain_constants`. They and "lowest" (minus infinity) can lie outside of the range
+        of the input, so the calibration observes the result, see `tracing.joined`.
         """
         raise NotImplementedError
 
@@ -132,9 +132,9 @@ class Facts(abc.ABC):
         return False
 
     def operation(self, attributes: Attributes) -> str | None:
-        """PRODUCER: the operation of `ops.formulas.OPS` of a node without following steps; None: the exact sum.
+        """PRODUCER: the operation of `ops.formulas.OPS` for a node without following steps; None: the exact sum.
 
-        Must be stated, unless the op prepares its constants itself.
+        This must be stated, unless the op prepares its constants itself.
         """
         return None
 
@@ -155,22 +155,22 @@ class Facts(abc.ABC):
         return attributes
 
     def implied(self, inputs: Sequence[str]) -> str | None:
-        """What `describe` says that no attribute holds; inputs: the names of the node's inputs."""
+        """What `describe` prints that no attribute contains; inputs: the names of the node's inputs."""
         return None
 
 
 def always(self: Any, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
-    """`keeps_batch` of an op whose result has no axis of its own that could follow the batch."""
+    """`keeps_batch` of an op whose result has no axis of its own that could depend on the batch."""
     return True
 
 
 def no_filling(self: Any, attributes: Attributes) -> Filling:
-    """`filling` of an op whose result holds no other codes than the input."""
+    """`filling` of an op whose result contains no other codes than the input."""
     return "none"
 
 
 def filled_with_constants(self: Any, attributes: Attributes) -> Filling:
-    """`filling` of an op whose result may hold its real constants."""
+    """`filling` of an op whose result may contain its real constants."""
     return "constants"
 
 
@@ -180,7 +180,7 @@ def hides_low(self: Any, eqn: Any) -> Collection[End]:
 
 
 def no_formula(self: Any, attributes: Attributes) -> str | None:
-    """`operation` of a producer that no runtime computes in a way of its own."""
+    """`operation` of a producer for which no runtime has a formula of its own."""
     return None
 
 
@@ -190,7 +190,7 @@ def scale_of_input(self: Any, attributes: Attributes, inputs: Sequence[Any]) -> 
 
 
 class ChoosesNoPlace:
-    """What an op states whose integer operands are numbers or masks: none of them can point outside of a tensor."""
+    """The facts of an op whose integer operands are numbers or masks: none of them can be an index out of range."""
 
     def refuses(self, eqn: Any, index: int, value: Any) -> str | None:
         return None
@@ -200,21 +200,21 @@ class ChoosesNoPlace:
 
 
 class CountsProducts(abc.ABC):
-    """What an op states whose kernel is a matrix product or a convolution."""
+    """The fact of an op whose kernel is a matrix product or a convolution."""
 
     @abc.abstractmethod
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
-        """How many products it adds up, elements of the padding included; kernel: () without a weight.
+        """How many products one result adds up, elements of the padding included; kernel: () without a weight.
 
-        Zeros that a transposed convolution puts between elements of its input are left out.
+        Zeros that a transposed convolution inserts between elements of its input are not counted.
         """
 
 
 class ProductFacts(CountsProducts):
-    """What an op states whose accumulator is a sum of products with a weight (or with another activation)."""
+    """The facts of an op whose accumulator is a sum of products with a weight (or with another activation)."""
 
     permutable: ClassVar[bool]
-    """Whether a transpose behind the product may become its `permutation`."""
+    """Whether a transpose after the product may become its `permutation`."""
 
     groups_scales: ClassVar[bool]
     """Whether a weight may have scales for groups of the summed axis."""
@@ -228,11 +228,11 @@ class ProductFacts(CountsProducts):
 
     @abc.abstractmethod
     def transposed(self, attributes: Attributes, order: Sequence[int]) -> dict[str, Any]:
-        """The attributes that result in the axes in another order; order: as `lax.transpose` takes it."""
+        """The attributes for which the result has its axes in another order; order: as `lax.transpose` takes it."""
 
     @abc.abstractmethod
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
-        """Which of a target's choices (`Target.weighted`) the product follows."""
+        """Which of a target's choices (`Target.weighted`) applies to the product."""
 
     @abc.abstractmethod
     def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> Product:
@@ -240,10 +240,10 @@ class ProductFacts(CountsProducts):
 
 
 class AverageFacts(abc.ABC):
-    """Facts of an op whose result becomes an average if a division follows."""
+    """The facts of an op whose result becomes an average if a division follows."""
 
     average: ClassVar[str]
-    """The average as `targets.Target` names it."""
+    """The name of the average in `targets.Target`."""
 
     @abc.abstractmethod
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
@@ -251,4 +251,4 @@ class AverageFacts(abc.ABC):
 
     @abc.abstractmethod
     def is_spatial(self, attributes: Attributes, x: Shape) -> bool:
-        """Whether it runs over height and width of an NHWC tensor, for which runtimes have kernels of their own."""
+        """Whether it runs over height and width of an NHWC tensor, for which runtimes have special kernels."""

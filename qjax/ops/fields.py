@@ -1,8 +1,8 @@
-"""The attributes of a node: an operation states them as typed dictionaries, and every graph is checked against them.
+"""The attributes of nodes: an operation declares them as typed dictionaries, and every graph is checked against them.
 
-A node holds its attributes as JSON values, because files do. `Op.fields` names those of both stages of a graph,
-`Op.prepared` those that a target adds. What is not stated is an error: a typing mistake in a reader would otherwise be
-an attribute that no kernel reads, and a forgotten attribute a KeyError in the middle of a run.
+A node stores its attributes as JSON values, because files do. `Op.fields` declares those of both stages of a graph,
+`Op.prepared` those that a target adds. An undeclared attribute is an error. Otherwise a typing mistake in a reader
+would be an attribute that no kernel reads, and a forgotten attribute a KeyError in the middle of a run.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 from qjax.support.names import did_you_mean
 
 Natural = NewType("Natural", int)
-"""An integer from 0 on: an axis, a size, a count. Emitters and kernels of runtimes read none from the end."""
+"""An integer from 0 on: an axis, a size, a count. Negative values have no meaning to emitters and runtime kernels."""
 Pair = list[Natural]
 
 
@@ -37,11 +37,11 @@ class Axes(TypedDict):
 
 
 class Product(TypedDict):
-    """What every product has beside its own layout.
+    """The attributes that every product has in addition to its own layout.
 
-    weight: which operand of the equation is the weight, None for a product of two activations.
-    channels: [axis of the result, axis of the weight] for the axes along which the weight's scales run.
-    rank: of the equation's result. permutation: the order of its axes in the node's output, None if they stay.
+    weight: which operand of the equation is the weight, None for a product of two activations. channels: [axis of the
+    result, axis of the weight] for the axes along which the weight's scales vary. rank: of the equation's result.
+    permutation: the order of its axes in the node's output, None if it is the same.
     """
 
     weight: Natural | None
@@ -51,11 +51,10 @@ class Product(TypedDict):
 
 
 class OfTarget(TypedDict):
-    """What a target may add to a node that makes codes of an accumulator, or of rows.
+    """What a target may add to a node that computes codes from an accumulator, or from rows.
 
-    rule: of the requantization of a product with weights. formula: that of a runtime's own operator.
-    dynamic: that of rows that get codes at run time. rounding: of an exact sum.
-    accumulator: its register, where it is not exact (`Accumulator.to_json`).
+    rule: how a product with weights is requantized. formula: a runtime's own operator. dynamic: how rows are quantized
+    at run time. rounding: of an exact sum. accumulator: its register, if it is not exact (`Accumulator.to_json`).
     """
 
     rule: NotRequired[str]
@@ -78,7 +77,7 @@ OF_TARGETS = tuple(OfTarget.__annotations__)
 def problem(stated: tuple[Any, ...], given: Mapping[str, Any], possible: tuple[Any, ...] = ()) -> str | None:
     """What is wrong with a node's attributes, or None.
 
-    stated: the typed dictionaries that together name them. possible: of attributes that may be there, all or some.
+    stated: the typed dictionaries that together declare them. possible: those of attributes that may be present or not.
     """
     fields = {name: (kind, False) for name, (kind, _) in _fields_of(possible).items()} | _fields_of(stated)
     for name, value in given.items():
@@ -102,7 +101,7 @@ def _fields_of(stated: tuple[Any, ...]) -> dict[str, tuple[Any, bool]]:
 
 
 def plain(value: Any) -> Any:
-    """Numbers of numpy, which a user's own axis may be, as Python's; lists of them too."""
+    """NumPy's numbers (a user's own axis may be one) as Python's; also inside lists."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):
@@ -111,7 +110,7 @@ def plain(value: Any) -> Any:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a type. A bool is no int; an int is a float, as JSON does not tell them apart."""
+    """Whether a JSON value has a type. A bool is no int; an int counts as a float, as JSON does not tell them apart."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True

@@ -12,7 +12,7 @@ from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
-    """shape: None where the batch is. times: rows of that axis for each example."""
+    """shape: None for the batch. times: rows of that axis for each example."""
 
     shape: list[Natural | None]
     times: Natural

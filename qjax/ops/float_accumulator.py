@@ -1,8 +1,10 @@
-"""An accumulator of the training forward before its quantizer.
+"""The accumulator of a product in the training forward, before its quantizer.
 
-A runtime adds the bias as an integer, with the accumulator's scale. The training forward must do the same. So the
-constant affine steps after a product of codes are collected here, and the offset is rounded once, when the value is
-read.
+A runtime adds the bias as an integer, in steps of the accumulator's scale, and the training forward must do the same.
+So the constant affine steps after a product of codes are collected here, and the offset is rounded once, when the value
+is read:
+
+    acc * scale, then * g, then + b    ->    acc, scale g, offset b    ->    (acc + round(b / (scale g))) * scale g
 """
 
 import dataclasses
@@ -30,12 +32,10 @@ _TINY = np.finfo(np.float32).tiny
 class Pending(Deferred):
     """The real tensor `acc * scale + offset`.
 
-    acc: float32. scale, offset: float32 of acc's rank, broadcastable to it.
-    dtype: of the real tensor in the user's model.
-    rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
-      products of activations keep it in 64 bits, see `epilogue.fold_sum`).
-    scaled: whether the scale has a factor of the model in it, which may be 0.
-    average: of a sum of codes that is an average, or may still become one.
+    acc: float32. scale, offset: float32 of acc's rank, broadcastable to it. dtype: of the real tensor in the user's
+    model. rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
+    products of activations add it in 64 bits, see `epilogue.fold_sum`). scaled: whether the scale contains a factor of
+    the model, which may be 0. average: describes a sum of codes that is an average, or may still become one.
     """
 
     acc: jax.Array
@@ -48,13 +48,13 @@ class Pending(Deferred):
 
     @classmethod
     def start(cls, acc: jax.Array, scale: jax.Array, dtype: DTypeLike, *, rounded: bool = True) -> "Pending":
-        """An accumulator before any step."""
+        """An accumulator without affine steps so far."""
         scale = jnp.broadcast_to(scale, (1,) * acc.ndim) if scale.ndim == 0 else scale
         return cls(acc, scale, jnp.zeros((1,) * acc.ndim, jnp.float32), dtype, rounded)
 
     @classmethod
     def of_real(cls, x: jax.Array, dtype: DTypeLike) -> "Pending":
-        """A float32 tensor before any step."""
+        """A float32 tensor without affine steps so far."""
         return cls.start(x, jnp.ones((), jnp.float32), dtype, rounded=False)
 
     def times(self, factor: ArrayLike) -> "Pending":
@@ -72,7 +72,7 @@ class Pending(Deferred):
         return dataclasses.replace(self, offset=self.offset + self._vector(offset), average=None)
 
     def transposed(self, permutation: Any) -> "Pending":
-        """The same with axes in another order."""
+        """The same with its axes in another order."""
         acc, scale, offset = (jnp.transpose(a, permutation) for a in (self.acc, self.scale, self.offset))
         return dataclasses.replace(self, acc=acc, scale=scale, offset=offset, average=None)
 
@@ -81,11 +81,11 @@ class Pending(Deferred):
         return dataclasses.replace(self, scale=scale, offset=offset, scaled=True, average=average)
 
     def real32(self) -> jax.Array:
-        """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
+        """The real tensor in float32, with the offset rounded to the accumulator's grid if the runtime does so."""
         return _real32(self.rounded, self.scaled, self.acc, self.scale, self.offset)
 
     def rounding_of_offset(self) -> jax.Array:
-        """float32, broadcastable to acc: what rounding the offset to the accumulator's grid adds to the real tensor."""
+        """What rounding the offset to the accumulator's grid adds to the real tensor; float32, broadcastable to acc."""
         if not self.rounded:
             return jnp.zeros((1,) * self.acc.ndim, jnp.float32)
         offset, scale = jnp.broadcast_arrays(self.offset, self.scale)
@@ -106,8 +106,9 @@ def _real32(on_grid: bool, scaled: bool, acc: jax.Array, scale: jax.Array, offse
 def _affine(on_grid: bool, scaled: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
     """`acc * scale + offset`, or `(acc + round(offset / scale)) * scale`; the derivative of both is that of the first.
 
-    Where the offset is beyond int32 on that grid (a gamma of zero, say) it is not rounded: the conversion chooses a
-    finer grid there (`epilogue.fold_weighted`). A scan leaves the broadcasts in its body, see `values._scaled`.
+    An offset beyond int32 on that grid (for example, because gamma is zero) is not rounded, because the conversion
+    chooses a finer grid there (`epilogue.fold_weighted`). A scan keeps the broadcasts in its body, see
+    `values._scaled`.
     """
     shape = acc.shape
     if not on_grid:
@@ -122,7 +123,7 @@ def _jvp(on_grid: bool, scaled: bool, primals: Any, tangents: Any) -> Any:
     moving = [not isinstance(d, SymbolicZero) for d in tangents]
     parts: list[jax.Array] = []
     if moving[0] and moving[2] and on_grid and not scaled:
-        # The backward then sums over the array that the product reads, and makes no second one for the bias.
+        # The backward then sums the array that the product reads as well, and makes no second array for the bias.
         parts += [(d_acc + d_offset / jnp.maximum(scale, _TINY)) * scale]
     else:
         parts += [d_acc * scale] if moving[0] else []
@@ -135,7 +136,7 @@ _affine.defjvp(_jvp, symbolic_zeros=True)
 
 
 def _in_steps(offset: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The offset as whole steps of `scale`, and what stays beside them: all of it where the steps are beyond int32."""
+    """The offset in whole steps of `scale`, and the remainder, which is all of it if the steps exceed int32."""
     regular = jnp.abs(offset) <= jnp.abs(scale) * _LARGEST_BIAS
     regular = jnp.logical_and(regular, scale != 0)
     steps = jnp.round(quotient(*jnp.broadcast_arrays(offset, jnp.where(regular, scale, jnp.ones_like(scale)))))

@@ -1,4 +1,4 @@
-"""Where the training forward keeps a bias in floats, because the runtime does."""
+"""Adds a bias in float in the training forward if the target's runtime adds it as a float."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from qjax.targets import Target
 
 
 def with_bias_of(target: Target, op: Op, eqn: Equation, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
-    """The results of a product; a bias behind it is not rounded where the target's rule adds it as a real number.
+    """The results of a product; the bias after it is not rounded if the target's rule adds it as a real number.
 
     Args:
       inputs: of the equation. outputs: of `op.training`.

@@ -1,4 +1,6 @@
-"""Programs over floats, stored as data: a float island's computation as a list of steps from a fixed set.
+"""Programs over floats, stored as data: the computation of a float island as a list of steps from a fixed set.
+
+    tanh(x) * 2    ->    [["tanh", [["value", 0]], []], ["mul", [["value", 1], ["literal", 2.0, "float32"]], []]]
 
 A step is [primitive, operands, [[name, value] of each parameter]]. The primitive is the name of one of JAX's. An
 operand is ["value", i] (an input, or the result of an earlier step), ["constant", role] or ["literal", number, dtype].
@@ -22,7 +24,7 @@ _UNARY = """neg sign floor ceil exp exp2 log log1p expm1 tanh logistic sin cos t
 erf_inv sqrt rsqrt cbrt abs is_finite square""".split()  # noqa: SIM905
 _BINARY = "add sub mul div max min pow rem atan2 eq ne lt le gt ge".split()  # noqa: SIM905
 ELEMENTWISE = frozenset((*_UNARY, *_BINARY))
-"""Steps whose results depend on the elements at their own place alone."""
+"""Steps whose results depend only on the elements at the same position."""
 _REDUCTIONS = {
     "reduce_sum": jnp.sum,
     "reduce_max": jnp.max,
@@ -153,11 +155,11 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     ),
     "fft": (("fft_type", "fft_lengths"), _fft),
 }
-"""Primitive -> (the parameters that are kept, how it is run on them and its operands)."""
+"""Primitive -> (the parameters that are stored, a function that runs it on them and its operands)."""
 
 
 def encode(primitive: str, params: Mapping[str, Any]) -> list[Any] | None:
-    """A primitive's parameters as pairs of JSON values; None for one that is not in the set."""
+    """A primitive's parameters as pairs of JSON values; None for a primitive outside of the set."""
     if primitive not in STEPS:
         return None
     return [[name, _plain(params[name])] for name in STEPS[primitive][0]]
@@ -178,7 +180,7 @@ def _plain(value: Any) -> Any:
 def run(
     program: Sequence[Any], results: Sequence[Any], inputs: Sequence[Any], constants: Mapping[str, Any], batch: int
 ) -> list[jax.Array]:
-    """The values that `results` number, of a program on arrays; batch: what its sizes ["batch", k] are multiples of."""
+    """The values with the numbers `results` of a program on arrays; batch: the size that ["batch", k] is k times."""
     values = list(inputs)
 
     def operand(item: Any) -> Any:
@@ -192,7 +194,7 @@ def run(
 
     for name, operands, params in program:
         if name not in STEPS:
-            raise ValueError(f"A float island has the step {name!r}; known are {', '.join(sorted(STEPS))}.")
+            raise ValueError(f"A float island has the unknown step {name!r}. Known steps: {', '.join(sorted(STEPS))}.")
         given = {key: _tuples(sized(value, batch)) for key, value in params}
         outcome = STEPS[name][1](given, *(operand(item) for item in operands))
         values.extend(outcome if isinstance(outcome, (list, tuple)) else [outcome])
@@ -200,7 +202,7 @@ def run(
 
 
 def sized(value: Any, batch: int) -> Any:
-    """A parameter with the sizes ["batch", k] as numbers."""
+    """A parameter whose sizes ["batch", k] are replaced by numbers."""
     if isinstance(value, (list, tuple)):
         items: list[Any] = list(value)
         if len(items) == 2 and items[0] == "batch":
@@ -210,7 +212,7 @@ def sized(value: Any, batch: int) -> Any:
 
 
 def freed(a: Any, b: Any, size: int, other: int) -> Any:
-    """A program of two traces as one: numbers that follow the batch become ["batch", k]. Raises ValueError."""
+    """Two traces of a program as one: numbers that depend on the batch become ["batch", k]. Raises ValueError."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         return [freed(x, y, size, other) for x, y in zip(a, b, strict=True)]
     if a == b and type(a) is type(b):

@@ -1,4 +1,7 @@
-"""Products with a weight in one of the formats of `numerics.weight_formats`: the activation stays float."""
+"""Products with a weight in one of the formats of `numerics.weight_formats`; the activation stays float.
+
+y = x @ dequantize(codes, scales)
+"""
 
 import dataclasses
 import math
@@ -18,9 +21,9 @@ from qjax.ops.dot import Dot
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A weight as rows: the axes that survive the product first, those that it sums over as one axis last.
+    """A weight as rows: first the axes that remain in the product's result, then one axis for all that it sums over.
 
-    shape: of the weight. kept: its axes that survive.
+    shape: of the weight. kept: its axes that remain.
     """
 
     shape: tuple[int, ...]
@@ -28,7 +31,7 @@ class Layout:
 
     @classmethod
     def of(cls, eqn: Equation, weight: int) -> "Layout":
-        """Of operand `weight` of a dot or a convolution."""
+        """The layout of operand `weight` of a dot or a convolution."""
         op = Conv() if eqn.primitive == "conv_general_dilated" else Dot()
         return cls(tuple(eqn.in_shapes[weight]), tuple(op.weight_axes(eqn, weight)))
 
@@ -38,11 +41,11 @@ class Layout:
 
     @property
     def summed(self) -> int:
-        """How many weights are summed."""
+        """How many weights one sum reads."""
         return math.prod(self.shape) // max(math.prod(self.shape[axis] for axis in self.kept), 1)
 
     def rows(self, w: jax.Array) -> jax.Array:
-        """(kept..., summed)."""
+        """The weight in the shape (kept..., summed)."""
         return jnp.transpose(w, self._order).reshape(*(self.shape[axis] for axis in self.kept), self.summed)
 
     def back(self, rows: jax.Array) -> jax.Array:
@@ -60,10 +63,10 @@ def with_fitting_groups(setting: WeightFormat, eqn: Equation, weight: int) -> We
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FormattedProduct:
-    """One `dot_general` or `conv_general_dilated` of an activation and a weight. weight: which operand that is.
+    """One `dot_general` or `conv_general_dilated` of an activation and a weight. weight: the index of its operand.
 
     Raises:
-      ValueError: groups that do not divide the weights that are summed.
+      ValueError: groups that do not divide the number of weights in a sum.
     """
 
     eqn: Equation
@@ -75,7 +78,7 @@ class FormattedProduct:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The weight's axes that survive."""
+        """The weight's axes that are axes of the result."""
         return self.layout.kept
 
     @property
@@ -88,15 +91,15 @@ class FormattedProduct:
         return list(encode(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting))
 
     def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
-        """The product of x and the dequantized weight. The gradient goes straight through to w."""
+        """The product of x and the dequantized weight. The gradient passes straight through to w."""
         return self.multiplied(x, _dequantized(self, w, *parts))
 
     def multiplied(self, x: jax.Array, w: jax.Array) -> list[jax.Array]:
-        """The model's own product."""
+        """The float product of the model."""
         return self.eqn.bind(*((x, w) if self.weight == 1 else (w, x)))
 
     def dequantized(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
-        """The weight that codes and scales stand for."""
+        """The weight that codes and scales represent."""
         return self.layout.back(decode(codes, scales, self.setting)).astype(self.eqn.in_dtypes[self.weight])
 
 

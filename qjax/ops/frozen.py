@@ -1,6 +1,7 @@
-"""Weights that training does not move: kept as packed codes, which each product unpacks anew in both directions.
+"""Weights that training does not change, stored as packed codes; each product unpacks them in both directions.
 
-A frozen weight has the codes that its product would make of the float weight. So the product's result keeps its bits.
+A frozen weight has the codes that its product would compute from the float weight, so the product's result has the same
+bits.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ Move = tuple[str, tuple[int, ...]]
 
 
 def moved(x: jax.Array, moves: Sequence[Move]) -> jax.Array:
-    """An array after moves."""
+    """Apply moves to an array."""
     for kind, value in moves:
         x = x.reshape(value) if kind == "reshape" else jnp.transpose(x, value)
     return x
@@ -41,10 +42,10 @@ def moved_back(x: jax.Array, moves: Sequence[Move], shape: tuple[int, ...]) -> j
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """How a product reads a parameter. Two uses that are equal have the same codes.
+    """How a product reads a parameter. Two equal uses have the same codes.
 
-    setting: the codes. moves: from the parameter to the operand of the product. shape: of that operand. kept: its axes
-    that the product does not sum over.
+    setting: how the codes are computed. moves: from the parameter to the operand of the product. shape: of that
+    operand. kept: its axes that the product does not sum over.
     """
 
     setting: QSpec | Dynamic | WeightFormat
@@ -55,7 +56,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A parameter as codes: what is known of it without its numbers.
+    """A parameter as codes: everything about it except its numbers.
 
     shape, dtype: of the parameter, without the axes of scans. stack: lengths of the scans around it, from the outside.
     """
@@ -77,7 +78,7 @@ class Frozen:
 
     @property
     def _codes(self) -> tuple[int, int, Any]:
-        """Bits of a code in memory, the least code, and the dtype of codes."""
+        """Bits of a code in memory, the lowest code, and the dtype of codes."""
         setting = self.use.setting
         setting = (setting.weights or WEIGHTS) if isinstance(setting, Dynamic) else setting
         if isinstance(setting, QSpec):
@@ -87,20 +88,20 @@ class Frozen:
         return width_of((len(setting.values) - 1).bit_length()), 0, jnp.uint8
 
     def packed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
-        """What is kept of what a product or a quantizer makes of a weight: packed codes, scales, zero points."""
+        """The stored part of what a product or a quantizer makes of a weight: packed codes, scales, zero points."""
         width, low, _ = self._codes
         codes, *rest = parts
-        kept = 1 if isinstance(self.use.setting, Dynamic) else len(rest)  # sums follow from the codes
+        kept = 1 if isinstance(self.use.setting, Dynamic) else len(rest)  # sums are computed from the codes
         return [to_bytes(codes.astype(jnp.int32) - low, width), *rest[:kept]]
 
     def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
-        """The inverse of `packed`, without sums; of one iteration."""
+        """The inverse of `packed`, without sums; for one iteration."""
         width, low, dtype = self._codes
         codes = from_bytes(packed[0], width, self._code_shape).astype(jnp.int32) + low
         return [codes.astype(dtype), *packed[1:]]
 
     def operand(self, packed: Sequence[jax.Array]) -> jax.Array:
-        """float32: the weight as its product reads it; of one iteration."""
+        """The weight as its product reads it, float32; for one iteration."""
         codes, scale, *rest = self.unpacked(packed)
         setting = self.use.setting
         if isinstance(setting, WeightFormat):
@@ -126,26 +127,26 @@ class Frozen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrozenProduct:
-    """A product with a frozen weight. kept: how many arrays hold the weight in memory."""
+    """A product with a frozen weight. kept: how many arrays store the weight in memory."""
 
     product: DynamicProduct | FormattedProduct
     frozen: Frozen
     kept: int
 
     def parts(self, *packed: jax.Array) -> list[jax.Array]:
-        """What the product makes of a float weight, from memory."""
+        """What the product makes of a float weight, computed from the stored arrays."""
         found = self.frozen.unpacked(packed)
         return [*found, self.product.sums(found[0])] if isinstance(self.product, DynamicProduct) else found
 
     def __call__(self, x: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         """arrays: those in memory, the codes of x if the product has any, and `parts`.
 
-        The gradient reads those in memory alone, so nothing that is unpacked waits for the backward.
+        The gradient reads only those in memory, so nothing that is unpacked has to be stored for the backward.
         """
         return [_product(self, x, *arrays)]
 
     def value(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        """The product from all that `__call__` gets."""
+        """The product, from all arguments of `__call__`."""
         coded = arrays[self.kept :]
         if isinstance(self.product, DynamicProduct):
             return self.product.value(*coded)

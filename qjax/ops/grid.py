@@ -1,4 +1,4 @@
-"""The base of operations that move or select codes."""
+"""The base class of operations that only move or select codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from qjax.ops.base import Bounds, Equation, Op, Quantized, Role, Site, real
 
 
 class GridOp(Op):
-    """The same primitive on codes as on floats: the output keeps the input's scale and zero point."""
+    """The same primitive on codes as on floats; the output has the input's scale and zero point."""
 
     role = Role.GRID
 

@@ -1,5 +1,7 @@
 """Products with weights that have one scale per group of the summed axis, as in the int4 weights of language models.
 
+    y[n] = sum over groups g of s[g, n] * (sum over k in g of x[k] w[k, n])
+
 One accumulator cannot hold sums with different scales, so every group has an int32 accumulator. Each is multiplied by
 its factor, and the sum is rounded once (`epilogue.finish_sum`). No group is rounded on its own.
 """
@@ -38,21 +40,22 @@ from qjax.ops.fields import Natural, Rounded
 from qjax.ops.float_accumulator import Pending
 
 _PRODUCTS = 2**61
-"""What `fold_sum` expects of the sum of all products: below this."""
+"""`fold_sum` expects the sum of all products to be below this."""
 
 
 def layout(eqn: Equation, weight: int, params: QParams, channels: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The attributes of a product whose weight is split, (k,) -> (k // size, size), along its summed axis.
 
     Raises:
-      ValueError: groups that do not run along the one axis that is summed.
+      ValueError: groups that do not run along the only axis that is summed.
     """
     contracting, batch = eqn.params["dimension_numbers"]
     axis = params.spec.group_axis % len(eqn.in_shapes[weight])
     if tuple(contracting[weight]) != (axis,):
         raise ValueError(
             f"groups of {params.spec.group_size} along axis {axis}, but the product sums over axes "
-            f"{list(contracting[weight])}. Give group_axis the one axis that is summed, or use axis without group_size"
+            f"{list(contracting[weight])}. Set group_axis to the only axis that is summed, or use axis without "
+            "group_size"
         )
     return {
         "weight": weight,
@@ -67,7 +70,7 @@ def layout(eqn: Equation, weight: int, params: QParams, channels: Sequence[Seque
 
 
 def accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: Any) -> jax.Array:
-    """(groups, *result): the products of every group. w: split along its group axis."""
+    """The products of every group, (groups, *result). w: split along its group axis."""
     at, axis, weight = attributes["summed"], attributes["group_axis"], attributes["weight"]
     groups, size = w.shape[axis : axis + 2]
     x = x.reshape(*x.shape[:at], groups, size, *x.shape[at + 1 :])
@@ -79,14 +82,14 @@ def accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: An
 
 
 def per_group(attributes: Attributes, vector: Any) -> list[Any]:
-    """Of an array in the split weight's rank (size 1 within a group): a vector of the result for every group."""
+    """An array in the split weight's rank (size 1 within a group) as one vector of the result for every group."""
     axis = attributes["group_axis"]
     parts = [vector[(slice(None),) * axis + (slice(i, i + 1),)] for i in range(vector.shape[axis])]
     return [weight_to_result(part, attributes["channels"], attributes["rank"]) for part in parts]
 
 
 def training(eqn: Equation, x: Quantized, w: Quantized, weight: int, channels: list[list[int]]) -> list[Any]:
-    """The training forward: codes of every group multiplied, the sums scaled and added."""
+    """The training forward: multiply the codes of every group, scale the sums and add them."""
     attributes = layout(eqn, weight, w.qparams, channels)
     axis, size = attributes["group_axis"], w.qparams.spec.group_size
     assert size is not None
@@ -109,13 +112,13 @@ def training(eqn: Equation, x: Quantized, w: Quantized, weight: int, channels: l
 
 
 def _kept(w: Quantized) -> tuple[int, ...]:
-    """The scale's shape in the weight's rank: whole along the groups, else as it is."""
+    """The scale's shape in the weight's rank, expanded to the full size along the groups."""
     axis = w.qparams.spec.group_axis % w.codes.ndim
     return tuple(w.codes.shape[a] if a == axis else n for a, n in enumerate(w.scale.shape))
 
 
 class Fields(TypedDict):
-    """group_axis: of the weight, split into groups. summed: of the activations. The others are shared."""
+    """group_axis: of the weight, split into groups. summed: of the activations. The others are a dot's."""
 
     weight: Natural
     group_axis: Natural
@@ -159,11 +162,11 @@ class GroupedDot(CountsProducts, Op):
         return Prepared(constants, {"rounding": given.target.rounding.value})
 
     def restated(self, given: Preparation) -> Prepared | None:
-        # only the rounding is a target's
+        # only the rounding depends on the target
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
-        """With `offset<i>`, what the zero point adds to the accumulator of a group."""
+        """Adds `offset<i>`, the contribution of the zero point to the accumulator of a group."""
         weights = constants["weights"]
         xp = host_or_trace(weights, *constants.values())
         zero_point = xp.asarray(constants["zero_point0"])

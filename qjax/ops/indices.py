@@ -1,12 +1,12 @@
 """The meaning of indices that are negative or out of range.
 
-An integer kernel clips an index that is out of range, because no code means the NaN of JAX. Two attributes of a node
-say what JAX does:
+An integer kernel clips an index that is out of range, because no code represents the NaN of JAX. Two attributes of a
+node record what JAX does:
 
 | attribute | true | false, or absent |
 | --- | --- | --- |
 | wraps | a negative index counts from the end | equations before the node wrap it, or it is clipped |
-| fills | JAX returns NaN, or an integer in its place; `graph(x)` refuses such an index | JAX clips, like the kernel |
+| fills | JAX returns NaN, or an integer instead; `graph(x)` rejects such an index | JAX clips, like the kernel |
 """
 
 import math
@@ -21,7 +21,7 @@ from qjax.ops.base import Attributes
 
 
 class Lookup(TypedDict):
-    """What indices mean that are out of range, see the table above."""
+    """The meaning of indices out of range, see the table above."""
 
     fills: NotRequired[bool]
     wraps: NotRequired[bool]
@@ -33,7 +33,7 @@ def fills(params: Any) -> bool:
 
 
 def has_number(params: Any, dtype: DTypeLike) -> bool:
-    """Whether a gather returns the user's number out of range, for which a kernel would need a code.
+    """Whether a gather returns the user's own number for an index out of range, for which a kernel would need a code.
 
     JAX's defaults do not count: NaN, the lowest signed integer, the highest unsigned integer or boolean.
     """
@@ -49,7 +49,7 @@ def has_number(params: Any, dtype: DTypeLike) -> bool:
 
 
 def wrapped(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array:
-    """The indices with those below zero counted from the end of an axis, where the node asks for it."""
+    """The indices, with negative ones counted from the end of an axis if the node asks for it."""
     if not attributes.get("wraps", False) or jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
         return indices
     wide = indices.astype(jnp.int32)
@@ -57,7 +57,7 @@ def wrapped(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array:
 
 
 def outside(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array | None:
-    """int32: how many indices JAX would answer with NaN; None where it never does."""
+    """How many indices result in NaN in JAX, int32; None if there can be none."""
     if not attributes.get("fills", False):
         return None
     wide = indices.astype(jnp.int32)

@@ -1,4 +1,7 @@
-"""From integers to codes: a mask as 0 and 1, a choice between two constants, an integer as a float."""
+"""From integers to codes: a mask as 0 and 1, a choice between two constants, an integer as a float.
+
+where(mask, a, b)    ->    where(mask, code(a), code(b))
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +69,7 @@ class Choose(ChoosesNoPlace, Elementwise):
         return Prepared(found)
 
     def restated(self, given: Preparation) -> Prepared | None:
-        # codes, for every target alike
+        # the constants are codes, the same for every target
         return None
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:

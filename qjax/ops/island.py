@@ -1,4 +1,6 @@
-"""Float islands: parts of the model that the recipe keeps in float, between a dequantizer and a quantizer.
+"""Float islands: parts of the model that the recipe leaves in float, between a dequantizer and a quantizer.
+
+    codes -> (codes - z_x) s_x -> program in floats -> round(y / s_y) + z_y
 
 The node dequantizes its codes (other integers and floats pass unchanged), runs a program of `float_programs`, and
 quantizes the result. An output of the model, or an integer, is not quantized. The floats are those of the machine that
@@ -22,7 +24,7 @@ NAME = "island"
 
 
 class Fields(TypedDict):
-    """The program and what flows in, see the class."""
+    """The program and its inputs, see the class."""
 
     program: list[Any]
     results: list[Natural]
@@ -46,7 +48,7 @@ class Island(Op):
     keeps_batch = always
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # floats; `DynamicProduct` bounds its int32 sums itself
+        # its sums are floats; `DynamicProduct` bounds its int32 sums itself
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
@@ -82,6 +84,6 @@ class Island(Op):
 
 
 def _is_elementwise(name: str, operands: Sequence[Any], params: Any) -> bool:
-    """Whether a step computes each element from those at its place alone; constants may be repeated."""
+    """Whether a step computes each element only from those at the same position; constants may be repeated."""
     repeats = name == "broadcast_in_dim" and all(kind != "value" for kind, *_ in operands)
     return repeats or name in float_programs.ELEMENTWISE

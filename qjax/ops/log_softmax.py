@@ -1,7 +1,7 @@
 """Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and equivalent programs.
 
-Inputs are codes, then masks. True means that the element is part of the sum, unless the mask is inverted. A row without
-any such element counts as a row without a mask.
+Inputs are codes, then masks. True means that the element is part of the sum, unless the mask is inverted. A row with
+all elements hidden counts as a row without a mask.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,12 +45,13 @@ class _LogSum(ChoosesNoPlace, Op):
     """Two integers per number, d of the codes and l of the logarithm, added in 64 bits and rounded once.
 
     attributes: axes; places: by how many bits d is shifted to the left, so that it is below 2^30 and both have about
-    as many. `sign * (d s_x + l 2^-25) / s_y`: |d s_x| is at most R = s_x (qmax - qmin), the reach of the input.
+    the same number. `sign * (d s_x + l 2^-25) / s_y`: |d s_x| is at most R = s_x (qmax - qmin), the width of the
+    input's range.
 
-    Within `1/2 + 2^-14 + (2^-21 + n 2^-30 + R 2^-28) / s_y` steps of the real function of n codes, n below 2^29: the
-    logarithm is off by 2^-22 + n 2^-30 (see `numerics.integer_logsumexp`), and rounding the factors of d and l moves
-    the sum by twice the greater of their steps, R 2^-29 and 2^-25, or by 2^-14 steps of y where their shift is at its
-    end.
+    The result is within `1/2 + 2^-14 + (2^-21 + n 2^-30 + R 2^-28) / s_y` steps of the real function of n codes, n
+    below 2^29: the logarithm is off by 2^-22 + n 2^-30 (see `numerics.integer_logsumexp`), and rounding the factors of
+    d and l moves the sum by twice the greater of their steps, R 2^-29 and 2^-25, or by 2^-14 steps of y if their shift
+    has reached its limit.
     """
 
     role = Role.PRODUCER
@@ -88,7 +89,7 @@ class _LogSum(ChoosesNoPlace, Op):
     def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
-        # the target decides only the rounding
+        # the target only decides the rounding
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def arithmetic(self, attributes: Attributes) -> str:
@@ -102,17 +103,17 @@ class PreparedFields(Rounded):
 
 
 class Fields(Axes, Masked):
-    """axes: over which the exponentials are summed; masks as in `ops.masked_rows`."""
+    """axes: the exponentials are summed over these; masks as in `ops.masked_rows`."""
 
 
 class OwnFields(Fields):
-    """is_operator: whether it is LOG_SOFTMAX of a .tflite file, for which a target may have a kernel of its own."""
+    """is_operator: whether it is LOG_SOFTMAX of a .tflite file, for which a target may have its own kernel."""
 
     is_operator: NotRequired[bool]
 
 
 class OwnPreparedFields(TypedDict):
-    """method: "gemmlowp", how a runtime computes it; the others are of the exact one, see `PreparedFields`."""
+    """method: "gemmlowp", the computation of a runtime; the others belong to the exact one, see `PreparedFields`."""
 
     method: NotRequired[str]
     places: NotRequired[int]
@@ -169,7 +170,7 @@ class LogSoftmax(_LogSum):
 
 
 class KeepFields(Fields):
-    """keep: the axes stay, with one element."""
+    """keep: whether the axes remain, with one element."""
 
     keep: bool
 

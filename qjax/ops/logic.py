@@ -63,7 +63,7 @@ class Logic(ChoosesNoPlace, Op):
         if eqn.primitive in _DIVISIONS and (eqn.literals[1] is None or np.isin(eqn.literals[1], (0, -1)).any()):
             return False
         if eqn.primitive == _CONVERT and np.bool_ not in kinds:
-            return False  # a cast between integers keeps the numbers
+            return False  # a cast between integers does not change the numbers
         # integers of fewer bits wrap at another bound than int32
         return all(kind.name in ("bool", "int32") for kind in kinds) or eqn.primitive == _CONVERT
 
@@ -78,7 +78,7 @@ class Logic(ChoosesNoPlace, Op):
         return {"function": eqn.primitive, **axes}
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # plain integers, which wrap in the model too
+        # plain integers, which wrap in the float model too
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:

@@ -1,4 +1,4 @@
-"""A step of an LSTM on codes, from files of other tools: the next cell, and the next hidden state.
+"""A step of an LSTM on codes, read from files of other tools: the next cell, and the next hidden state.
 
 A step is two nodes, because a node has one result. See `numerics.lstm` for the methods.
 """
@@ -55,17 +55,17 @@ class PreparedFields(TypedDict):
 
 
 class Fields(TypedDict):
-    """cell_bits: the cell's scale is 2^-cell_bits. clip: the greatest cell that is kept, 0 for all."""
+    """cell_bits: the cell's scale is 2^-cell_bits. clip: the limit of the cell's magnitude, 0 for none."""
 
     cell_bits: Natural
     clip: Natural
 
 
 class _Step(Op):
-    """What both share: inputs x (batch, in), h (batch, out), c (batch, out); gates from one kernel.
+    """What both nodes share: inputs x (batch, in), h (batch, out), c (batch, out); gates from one kernel.
 
     constants: kernel (in, gates * out), recurrent (out, gates * out) and bias of all gates, side by side. A quantized
-    graph also has kernel_scales and recurrent_scales (gates,), and logistic and tanh where a runtime has own tables.
+    graph also has kernel_scales and recurrent_scales (gates,), and logistic and tanh if a runtime has its own tables.
     """
 
     fields = Fields
@@ -79,7 +79,7 @@ class _Step(Op):
         method, held = given.target.lstm, given.constants
         if method is None:
             raise Unsupported(
-                f"an LSTM has a kernel of its own under {given.target.name!r}, whose bits qjax does not have",
+                f"an LSTM has a kernel of its own under {given.target.name!r}, which qjax does not reproduce",
                 "Use another target",
             )
         constants: dict[str, Any] = {role: held[role] for role in _KEPT}

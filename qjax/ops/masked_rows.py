@@ -10,7 +10,7 @@ from qjax.ops.base import Attributes, Equation
 from qjax.ops.fields import Natural
 
 FILL = -3e38
-"""What a number that takes no part counts as, in float32: its exponential is 0 beside any other."""
+"""The float32 value of a hidden number: its exponential is 0 next to any other."""
 
 
 class Masked(TypedDict):
@@ -31,13 +31,13 @@ def attributes_of(eqn: Equation) -> dict[str, Any]:
 
 
 def works_along(attributes: Attributes) -> list[Collection[int]]:
-    """Per input: the axes of the codes, then of each mask, that the rows run along."""
+    """Per input: the axes of the codes, then of each mask, along which the rows run."""
     axes = attributes["axes"]
     return [axes, *([own[a] for a in axes if own[a] is not None] for own in attributes.get("mask_axes", ()))]
 
 
 def taking_part(attributes: Mapping[str, Any], masks: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-    """The masks as one, of the shape of the codes."""
+    """The masks combined into one, in the shape of the codes."""
     found: jax.Array | None = None
     for mask, axes, inverted in zip(masks, attributes["mask_axes"], attributes["mask_inverted"], strict=True):
         mask = jnp.asarray(mask)
@@ -52,7 +52,7 @@ def taking_part(attributes: Mapping[str, Any], masks: Sequence[Any], shape: tupl
 
 
 def visible(attributes: Mapping[str, Any], masks: Sequence[Any], values: jax.Array) -> jax.Array:
-    """Reals with what takes no part far below the rest; a row in which nothing does stays as it is."""
+    """The numbers with hidden ones moved far below the rest; a row with all elements hidden is unchanged."""
     mask = taking_part(attributes, masks, values.shape)
     some = jnp.any(mask, axis=tuple(attributes["axes"]), keepdims=True)
     return jnp.where(jnp.logical_or(mask, jnp.logical_not(some)), values, jnp.full_like(values, FILL))

@@ -1,4 +1,4 @@
-"""Maxima over windows and axes. Codes have the order of their float values."""
+"""Maxima over windows and axes. Codes are ordered like their float values, so the maximum code is the maximum."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ class MaxPool(GridOp):
         # Must be a Python number: with a tracer, JAX would trace another primitive, which the emitters do not know.
         lowest = np.asarray(np.iinfo(x.dtype).min, x.dtype)
         pooled = reduce_window(attributes, x, lowest, lax.max)
-        # a window of padding alone has no code; it becomes the lowest
+        # a window that is all padding has no code, so it becomes the lowest
         return jnp.maximum(pooled, jnp.asarray(attributes["qmin"], x.dtype))
 
 

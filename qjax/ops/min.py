@@ -1,4 +1,4 @@
-"""Minima over axes and windows. Codes have the order of their float values."""
+"""Minima over axes and windows. Codes are ordered like their float values, so the minimum code is the minimum."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""The elementwise product of two tensors of codes: gates, squeeze-and-excitation, attention masks."""
+"""The elementwise product of two tensors of codes: gates, squeeze-and-excitation, attention masks.
+
+y = round((q0 - z0) (q1 - z1) s0 s1 / s_y) + z_y
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,8 @@
 """Products with weights whose accumulator is not an exact int32; see the node's attribute "accumulator".
 
-A wrapping register holds the low bits of the exact sum, so it uses the fast integer products of `ops.accumulate`. For
-saturating registers and int16 pairs the order of the products matters. The operation arranges its operands as rows over
-K (`Rows`), and `numerics.narrow_sums` adds them in order.
+A wrapping register contains the low bits of the exact sum, so it uses the fast integer products of `ops.accumulate`.
+For saturating registers and int16 pairs the order of the products matters. The operation arranges its operands as rows
+over K (`Rows`), and `numerics.narrow_sums` adds them in that order.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import fold_zero_point
 
 REGISTER_OFFSET = "register_offset"
-"""Runtime constant: what a wrapping register holds beside the products of `accumulate.signed` codes."""
+"""Runtime constant: what a wrapping register contains besides the products of `accumulate.signed` codes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The operands of a product, K first.
 
-    x: (K, batch, M) stored codes, as they came. w: (K, batch, N) codes of the weight.
-    restore: (batch, M, N) -> the result's axes, before the node's own permutation.
-    outside: int32, broadcastable to the restored result: the sum of the weights that met no code at all, or None.
+    x: (K, batch, M) stored codes. w: (K, batch, N) codes of the weight. restore: (batch, M, N) -> the result's axes,
+    before the node's own permutation. outside: int32, broadcastable to the restored result: the sum of the weights that
+    meet no code at all, or None.
     """
 
     x: jax.Array
@@ -43,13 +43,13 @@ class Rows:
 
 
 def accumulator_of(attributes: Attributes, constants: Constants) -> Accumulator:
-    """What a node with a kernel sums in; EXACT also where int16 pairs do not apply to its operands."""
+    """The accumulator of a node with a kernel; also EXACT if int16 pairs do not apply to its operands."""
     accumulator = Accumulator.of_json(attributes.get("accumulator"))
     return accumulator.on(attributes["input_dtypes"][0], str(constants["kernel"].dtype))
 
 
 def fold(attributes: Attributes, constants: Constants, summed: Sequence[int]) -> Constants:
-    """What can be computed before any input: the zero point's share, in the bias or in the register.
+    """What can be computed before any input: the zero point's contribution to the bias or to the register.
 
     summed: the weight's axes that the accumulator sums over.
     """
@@ -78,12 +78,12 @@ def sum_rows(accumulator: Accumulator, rows: Rows, zero_point: ArrayLike) -> jax
     total = rows.restore(pair_sum(rows.x, rows.w))
     if rows.outside is None:
         return total
-    # the bias subtracts the zero point times every weight, also of weights outside of the window
+    # the bias subtracts the zero point times every weight, including weights outside of the window
     return total + jnp.broadcast_to(rows.outside * jnp.asarray(zero_point), total.shape)
 
 
 def cut(acc: jax.Array, accumulator: Accumulator, constants: Constants) -> jax.Array:
-    """The register that `acc`, in the result's axes, ends in: wraps it where the accumulator does."""
+    """The final value of a register whose exact sum is `acc`: wrapped if the accumulator wraps."""
     if accumulator.overflow != "wrap":
         return acc
     offset = jnp.asarray(constants[REGISTER_OFFSET])

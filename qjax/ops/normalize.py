@@ -36,7 +36,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class PreparedFields(Rounded):
-    """span: the greatest distance of two codes."""
+    """span: the greatest difference between two codes."""
 
     span: int
 
@@ -128,7 +128,7 @@ class Normalize(Op):
     def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
-        # the target decides only the rounding
+        # the target only decides the rounding
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def arithmetic(self, attributes: Attributes) -> str:
@@ -168,7 +168,7 @@ def normalized_codes(
 
 
 def _affine(given: Preparation) -> Affine:
-    """Gamma and beta, and the affine steps after the layer, which apply to its result."""
+    """Gamma and beta combined with the affine steps after the layer."""
     attributes, rank = given.attributes, len(given.inputs[0].shape)
     affine = Affine.identity()
     if "scale" in given.constants:
@@ -183,7 +183,7 @@ def _operands(eqn: Equation) -> tuple[str, ...]:
 
 
 def _grouped(x: jax.Array, attributes: Attributes) -> tuple[jax.Array, tuple[int, ...]]:
-    """The tensor with its last axis split in groups, and the axes of one row."""
+    """The tensor with its last axis split into groups, and the axes of one row."""
     axes, groups = tuple(attributes["axes"]), attributes["groups"]
     if groups == 1:
         return x, axes
@@ -203,7 +203,7 @@ def _span(qmin: int | None, qmax: int | None) -> int:
 
 
 def _sizes(attributes: Attributes, shape: Sequence[int | None]) -> list[int]:
-    """Of the axes over which the statistics are."""
+    """The sizes of the axes over which the statistics are taken."""
     sizes = [size for axis in attributes["axes"] if (size := shape[axis]) is not None]
     if len(sizes) < len(attributes["axes"]):
         raise ValueError(

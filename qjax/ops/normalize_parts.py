@@ -15,15 +15,15 @@ For codes x of scale s, their number n per row, and a reach R (the greatest diff
 
 No grid depends on the data, so nothing is calibrated and nothing saturates: |d| < R s, q < (R s)^2, and v is at most a
 quarter of that, as the variance of numbers in an interval of length R s. R is 2^8 for codes of 8 bits and 2^16 for
-those of 16, whose differences lose one bit. Without a mean d is x' itself, and q and v have the scale s^2 c^2 / 32767,
-c being the code that is farthest from the zero point. 16-bit results get t at 2 s_y, and the last operation writes
-them.
+those of 16, whose differences lose one bit. If no mean is subtracted, d is x' itself, and q and v have the scale s^2
+c^2 / 32767, where c is the code that is farthest from the zero point. For 16-bit results t has the scale 2 s_y, and the
+last operation writes them.
 
-Codes of 16 bits have v a second time, in steps 2^6 times finer, and its root is taken where that does not saturate
+Codes of 16 bits compute v a second time, in steps 2^6 times finer, and use its root where that does not saturate
 (SELECT_V2).
 
-v has steps of s^2 / 2 for codes of 8 bits, where rounding x adds s^2 / 12 to a variance: a row of few codes loses
-precision by its own quantization first.
+For codes of 8 bits v has steps of s^2 / 2, whereas rounding x adds s^2 / 12 to a variance. So a row of few codes loses
+more precision by its own quantization.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ from qjax.ops.epilogue import Affine
 _WIDE = ("int8", "int16")
 _BITS = 15
 _FINER = 6
-"""By 2^6 v's steps are finer in the second one of 16 bits."""
+"""The second v of 16 bits has steps that are finer by 2^6."""
 
 
 def parts(given: Preparation, affine: Affine) -> list[Part] | None:
-    """The chain; affine: gamma and beta, and all that is behind the node. None: codes that it does not hold."""
+    """The chain; affine: gamma and beta, and all steps after the node. None: codes for which it is not defined."""
     x, y, attributes = given.inputs[0], given.output, given.attributes
     narrow = x.dtype == "int8"
     sizes = [x.shape[axis] for axis in attributes["axes"]]
@@ -82,7 +82,7 @@ def parts(given: Preparation, affine: Affine) -> list[Part] | None:
 
     d: Part | int = add(Part("wide", "rescale", (0,), x.shape, grid)) if narrow else 0
     if center:
-        # the mean of codes of 16 bits has their own grid
+        # the mean of codes of 16 bits stays on their own grid
         average = mean("mean", d, grid if narrow else dataclasses.replace(x, shape=()))
         d = add(Part("centered", "add", (d, spread("means", average)), x.shape, grid, {"subtract": True}))
     q = add(Part("squares", "multiply", (d, d), x.shape, squares))
@@ -112,13 +112,13 @@ def _farthest(x: Operand) -> Real:
 def _root(attributes: Attributes, share: float, power: Operand) -> tuple[Operand, Expression]:
     """The grid and the function of 1 / sqrt(v share + epsilon), or of 1 / max(sqrt(v share), epsilon).
 
-    The greatest code is that of v = 1, or of epsilon where that is greater; v = 0 saturates.
+    The greatest code is that of v = 1, or of epsilon if that is greater; v = 0 saturates.
     """
     epsilon, factor = attributes["epsilon"], np.float64(share)
     joined = attributes["joined"]
     least = epsilon * epsilon if joined == "max" else epsilon
     smallest = (Real.of(power.scale) * Real.of(factor)).maximum(Real.of(np.float64(least)))
-    # a little more, so that rounding to float32 keeps the greatest within the codes
+    # slightly larger, so that rounding to float32 cannot push the greatest number beyond the codes
     step = Real.of(np.float64(2.0**-_BITS * (1 + 2.0**-14))) / smallest.sqrt()
     steps = (
         ("max", (0, literal(0.0))),
@@ -130,7 +130,7 @@ def _root(attributes: Attributes, share: float, power: Operand) -> tuple[Operand
 
 
 def _scaled(given: Preparation, affine: Affine, normal: Part) -> list[Part]:
-    """The steps behind the normalised numbers."""
+    """The steps after the normalised numbers."""
     y, shape = given.output, normal.shape
     s_y, wide = Real.of(y.scale), y.dtype == "int16"
     between = symmetric(s_y.scale_by_power_of_two(np.int32(1 if wide else -6)), 16)

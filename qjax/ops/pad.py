@@ -15,7 +15,7 @@ from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
-    """padding: low, high and interior of each axis. lowest: with the lowest code, not with zero."""
+    """padding: low, high and interior of each axis. lowest: whether to pad with the lowest code and not with zero."""
 
     padding: list[list[int]]
     lowest: bool

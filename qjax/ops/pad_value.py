@@ -15,7 +15,7 @@ from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
-    """padding: low, high and interior of each axis. number: of plain integers; codes have a constant."""
+    """padding: low, high and interior of each axis. number: for plain integers; codes have a constant instead."""
 
     padding: list[list[int]]
     number: NotRequired[int]

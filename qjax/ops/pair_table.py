@@ -1,7 +1,7 @@
-"""A function of two tensors of few values, as a table with an entry for each pair, from files of other tools.
+"""A function of two tensors of few values, as a table with an entry for each pair, read from files of other tools.
 
-Files compute some steps between codes in floats, such as a quotient of two dequantized tensors. Whatever the steps are,
-they are a function of the pair of codes, and the reader of the file makes its table.
+Files compute some steps between codes in floats, such as a quotient of two dequantized tensors. Whatever these steps
+are, the result depends only on the pair of codes, and the reader of the file tabulates it.
 """
 
 from typing import Any, TypedDict
@@ -33,7 +33,7 @@ class PairTable(Elementwise):
     takes_steps = False
 
     def prepare(self, given: Preparation) -> Prepared:
-        # no equation is read as one: the table comes with the node
+        # no equation is read as one, and the table comes with the node
         return Prepared({"table": given.constants["table"]})
 
     def restated(self, given: Preparation) -> Prepared | None:

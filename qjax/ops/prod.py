@@ -30,7 +30,7 @@ from qjax.ops.fields import Axes, Natural
 from qjax.ops.float_accumulator import Pending
 
 MOST = 3
-"""Factors of 8 bits whose product int32 holds: 255^3 < 2^24 is exact in float32 too, 255^4 leaves int32."""
+"""Factors of 8 bits whose product fits int32: 255^3 < 2^24 is exact in float32 too, 255^4 exceeds int32."""
 
 
 class Fields(Axes):

@@ -1,7 +1,7 @@
-"""`lax.dot_general` and `lax.conv_general_dilated`, with the precision of every product stated.
+"""`lax.dot_general` and `lax.conv_general_dilated` with an explicit precision for every product.
 
-Without a stated precision, `jax_default_matmul_precision` applies. Some of its settings round the operands to bfloat16,
-which does not hold codes of 12 bits or large integers. So all of qjax calls these functions, and a test checks it.
+Without one, `jax_default_matmul_precision` applies. Some of its settings round the operands to bfloat16, which cannot
+represent codes of 12 bits or large integers. So all of qjax calls these functions, and a test checks it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 FAST = lax.Precision.DEFAULT
-"""The platform's fastest: exact for integers of up to 8 bits and for float32 that holds such integers."""
+"""The platform's fastest precision: exact for integers of up to 8 bits and for float32 that contains such integers."""
 
 FULL = lax.Precision.HIGHEST
 """All bits of float32, and of integers."""
@@ -21,7 +21,7 @@ FULL = lax.Precision.HIGHEST
 def dot_general(a: jax.Array, b: jax.Array, numbers: Any, kind: Any, precision: Any = FULL) -> jax.Array:
     """`lax.dot_general` with an accumulator of dtype `kind`.
 
-    precision: of floats. None, by which an equation says that it has none, is `FAST`.
+    precision: for floats. None, which an equation has if its precision is not set, means `FAST`.
     """
     return lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=_stated(a, b, precision))
 
@@ -29,13 +29,13 @@ def dot_general(a: jax.Array, b: jax.Array, numbers: Any, kind: Any, precision: 
 def conv_general_dilated(
     a: jax.Array, b: jax.Array, kind: Any, params: Mapping[str, Any], precision: Any = FULL
 ) -> jax.Array:
-    """The same for the convolution of an equation of these parameters."""
+    """The same for a convolution with the parameters of an equation."""
     stated = {"preferred_element_type": kind, "precision": _stated(a, b, precision)}
     return lax.conv_general_dilated_p.bind(a, b, **{**params, **stated})
 
 
 def convolution(a: jax.Array, b: jax.Array, kind: Any, **arguments: Any) -> jax.Array:
-    """`lax.conv_general_dilated` with these arguments; floats take `FULL`."""
+    """`lax.conv_general_dilated` with these arguments; floats use `FULL`."""
     return lax.conv_general_dilated(a, b, preferred_element_type=kind, precision=_stated(a, b, FULL), **arguments)
 
 

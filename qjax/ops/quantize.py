@@ -1,4 +1,4 @@
-"""The end of a chain: codes from an accumulator, at the scale and zero point of the result."""
+"""The end of a chain: computes codes from an accumulator, with the scale and zero point of the result."""
 
 from qjax.ops.base import Elementwise, Role, register
 from qjax.ops.fields import NoFields

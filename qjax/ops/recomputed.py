@@ -1,4 +1,4 @@
-"""Whether the backward recomputes the forward. If so, a product need not save memory on its residuals."""
+"""Tells whether the backward recomputes the forward, so that a product need not save memory on its residuals."""
 
 import contextlib
 import contextvars
@@ -9,7 +9,7 @@ _RECOMPUTED = contextvars.ContextVar("recomputed", default=False)
 
 @contextlib.contextmanager
 def recomputed() -> Generator[None, None, None]:
-    """While a function is traced whose backward computes it again (`jax.checkpoint`, a loop over time)."""
+    """A context for tracing a function whose backward recomputes it (`jax.checkpoint`, a loop over time)."""
     token = _RECOMPUTED.set(True)
     try:
         yield
@@ -18,5 +18,5 @@ def recomputed() -> Generator[None, None, None]:
 
 
 def is_recomputed() -> bool:
-    """Within `recomputed`."""
+    """Whether the current trace is inside `recomputed`."""
     return _RECOMPUTED.get()

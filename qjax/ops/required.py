@@ -1,18 +1,18 @@
-"""Which facts an operation must state itself, because their defaults would let a forgotten one pass as harmless.
+"""Which facts an operation must state itself, because a forgotten one would otherwise seem harmless.
 
 | operation | must state | if it were forgotten |
 | --- | --- | --- |
 | every one | the abstract methods | sums could overflow, examples of a batch could mix |
 | every one | `fields` | a misspelt attribute would pass, a missing one would fail in the middle of a run |
-| GRID, and CHAIN on a grid | `filling` | numbers outside of the input's range would be clipped without a word |
-| PRODUCER | `takes_steps` | steps behind it would be folded into constants that cannot hold them |
+| GRID, and CHAIN on a grid | `filling` | numbers outside of the input's range would be clipped silently |
+| PRODUCER | `takes_steps` | steps after it would be folded into constants that cannot hold them |
 | PRODUCER that does not prepare | `operation` | the exact sum would replace the runtime's own formula |
 | the same without a weight | `scales` | the scales of further inputs would be ignored |
 | with `prepare` | `restated` | another target would keep the constants of the first |
-| CHAIN | `clamps`, `compose`, `has_integer_form` | the step would be dropped without a word |
+| CHAIN | `clamps`, `compose`, `has_integer_form` | the step would be dropped silently |
 | CHAIN that clamps | `bounds` | the same |
-| with `bounds` | `clamps = True` | an affine step behind the clamp would be folded in front of it |
-| with `integers` | `refuses`, `misplaced` | an index out of range would be clipped without a word |
+| with `bounds` | `clamps = True` | an affine step after the clamp would be folded in front of it |
+| with `integers` | `refuses`, `misplaced` | an index out of range would be clipped silently |
 | with `weight_axes` | `channels` | scales of channels would be applied along another axis |
 """
 
@@ -24,7 +24,7 @@ from qjax.ops.facts import CountsProducts, Role
 
 
 def missing(cls: type, bases: Collection[type]) -> list[str]:
-    """The names of the facts that an operation must state and does not; bases: the classes that hold the defaults."""
+    """The names of the facts that an operation must state but does not; bases: the classes that define the defaults."""
 
     def states(name: str) -> bool:
         return next(base for base in cls.__mro__ if name in vars(base)) not in bases

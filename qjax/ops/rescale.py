@@ -1,4 +1,4 @@
-"""Requantization as an operation, or an affine step without a producer that it could be folded into."""
+"""Requantization as an operation of its own, or an affine step without a producer to fold it into."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""reshape, squeeze and expand_dims."""
+"""reshape, squeeze and expand_dims: the same codes in another shape."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
@@ -12,7 +12,7 @@ from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
-    """shape: of the result, None for the batch."""
+    """shape: of the result, with None for the batch."""
 
     shape: list[Natural | None]
 
@@ -33,7 +33,7 @@ class Reshape(GridOp):
         return {"shape": list(eqn.out_shapes[0])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # if the leading size is kept, so is the leading axis
+        # if the size of the first axis does not change, neither does the axis
         kept = len(inputs[0]) > 0 and len(output) > 0 and inputs[0][0] == output[0]
         return [range(1 if kept else 0, len(inputs[0]))]
 

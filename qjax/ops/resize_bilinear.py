@@ -1,4 +1,4 @@
-"""Bilinear resizing of images of codes, from files of other tools: `jax.image.resize` is a product of matrices."""
+"""Bilinear resizing of images of codes, read from files of other tools; `jax.image.resize` is a product of matrices."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -36,7 +36,7 @@ _RUNTIMES = ("int8", "uint8", "int16")
 
 
 class PreparedFields(TypedDict):
-    """method: "fixed", "float32" or "exact", see `numerics.interpolation`; the rest belongs to them."""
+    """method: "fixed", "float32" or "exact", see `numerics.interpolation`; the other fields belong to these."""
 
     method: str
     bits: NotRequired[int]
@@ -45,7 +45,7 @@ class PreparedFields(TypedDict):
 
 
 class Fields(TypedDict):
-    """axes: of rows and columns. size: theirs in the result."""
+    """axes: of rows and columns. size: their sizes in the result."""
 
     axes: list[Natural]
     size: list[Natural]

@@ -42,7 +42,7 @@ class Slice(GridOp):
         rank = len(eqn.in_shapes[0])
         if eqn.primitive == "dynamic_slice":
             sizes = eqn.params["slice_sizes"]
-            # JAX moves a slice that would leave the tensor so that it fits
+            # JAX moves a slice that would reach beyond the tensor so that it fits
             room = [whole - size for whole, size in zip(eqn.in_shapes[0], sizes, strict=True)]
             start = [min(max(int(v), 0), most) for v, most in zip(eqn.literals[1:], room, strict=True)]
             return {
@@ -61,7 +61,7 @@ class Slice(GridOp):
         return [[a for a, (n, *cut) in enumerate(bounds) if cut not in ([0, None, 1], [0, n, 1])]]
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
-        # with a free batch (None), a slice of every second example has the shape of its input
+        # if the batch is free (None), a slice of every second example has the shape of its input
         return before == after and all(stride == 1 for stride in attributes["strides"])
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
@@ -75,14 +75,14 @@ class Slice(GridOp):
         steps = np.unique(np.diff(starts, axis=0), axis=0)
         limit = _limit(first, x)
         if len(moving) == 1 and len(steps) == 1 and limit[axis := int(moving[0])] == first["start"][axis] + 1:
-            # one place after another: a slice of all of them
+            # if the starts follow each other, take one slice of all of them
             step, start = int(steps[0][axis]), list(first["start"])
             places = starts[:, axis]
             start[axis], limit[axis] = int(places.min()), int(places.max()) + 1
             along = [abs(step) if a == axis else stride for a, stride in enumerate(strides)]
             found = jnp.expand_dims(jnp.moveaxis(lax.slice(x, start, limit, along), axis, 0), axis + 1)
             return found if step > 0 else lax.rev(found, (0,))
-        # up to the last element that is taken: a greater window could leave the tensor, and would be moved
+        # up to the last element that is taken: a larger window could reach beyond the tensor and would then be moved
         cuts = zip(first["start"], limit, strides, strict=True)
         sizes = [stop - begin if by == 1 else (stop - begin - 1) // by * by + 1 for begin, stop, by in cuts]
         part = jax.vmap(lambda start: lax.dynamic_slice(x, start, sizes))(jnp.asarray(starts, jnp.int32))

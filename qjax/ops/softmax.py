@@ -42,7 +42,7 @@ from qjax.ops.masked_rows import FILL, Masked, attributes_of, taking_part, works
 
 _STEP = np.float32(2.0**-BITS)
 _WIDE = "gemmlowp_int16"
-"""gemmlowp's with int16 as its result: the zero point -32768, and a scale of 2^-16 up to one in a thousand."""
+"""gemmlowp's softmax with an int16 result: the zero point is -32768, and the scale 2^-16 up to one in a thousand."""
 _FIELDS = {
     "gemmlowp": runtimes.Gemmlowp,
     "float32": runtimes.Table,
@@ -53,14 +53,14 @@ _FIELDS = {
 
 
 class PreparedFields(TypedDict):
-    """method: "exact", or how a runtime computes it. rounding: of the exact one."""
+    """method: "exact", or the name of a runtime's own. rounding: of the exact one."""
 
     method: str
     rounding: NotRequired[str]
 
 
 class Fields(Axes, Masked):
-    """empty: what a row without any element holds; masks as in `ops.masked_rows`."""
+    """empty: the result of a row with all elements hidden; masks as in `ops.masked_rows`."""
 
     empty: NotRequired[str]
 
@@ -192,7 +192,7 @@ class Softmax(ChoosesNoPlace, Op):
 
 
 def _is_wide(y: Operand) -> bool:
-    """Whether a result is that of TFLite's kernel with int16, which does not look at the scale any further."""
+    """Whether a result is that of TFLite's kernel with int16, which does not check the scale any further."""
     if y.dtype != "int16" or traced(y.scale, y.zero_point):
         return False
     unit = np.float32(2.0**-16)
@@ -203,7 +203,7 @@ def _is_wide(y: Operand) -> bool:
 def _of_runtime(
     method: str, scale: ArrayLike, length: int | None, y_scale: ArrayLike, y_zero_point: ArrayLike
 ) -> dict[str, Array]:
-    """The constants of a runtime's method by name; traced scales are sent to the host."""
+    """The constants of a runtime's method; traced scales are sent to the host."""
     fields, given = _FIELDS[method], (scale, y_scale, y_zero_point)
 
     def prepared(*given: ArrayLike) -> Any:

@@ -1,4 +1,4 @@
-"""A masked softmax as a chain around the softmax that a runtime has, which takes no mask.
+"""A masked softmax as a chain around the runtime's own softmax, which takes no mask.
 
 For int8 codes x of scale s and rows of n codes:
 
@@ -8,9 +8,9 @@ For int8 codes x of scale s and rows of n codes:
     b = t where the mask holds, else -128            SELECT_V2
     y = softmax(b)                                   SOFTMAX
 
-The differences t are at most 0, so their codes begin at 127, and -128 lies 255 steps below the greatest. What a mask
-hides therefore weighs at most exp(-255 s') <= 1 / (512 n) beside the greatest: its own share rounds to 0, and all of it
-together changes the sum by 1/512 at most. Where s is large enough the codes t are exact; a smaller s is replaced,
+The differences t are at most 0, so their codes end at 127, and -128 lies 255 steps below the greatest. A hidden element
+therefore weighs at most exp(-255 s') <= 1 / (512 n) relative to the greatest: its own share rounds to 0, and all hidden
+elements together change the sum by at most 1/512. If s is large enough, the codes t are exact; a smaller s is replaced,
 because otherwise hidden elements would count. In a row that is hidden as a whole, all codes are equal.
 """
 
@@ -26,7 +26,7 @@ from qjax.ops.masked_rows import FILL
 
 
 def parts(given: Preparation) -> list[Part] | None:
-    """The chain; None: no masks, or rows that the runtime's own softmax does not take."""
+    """The chain, or None if there are no masks, or rows that the runtime's own softmax does not support."""
     x, attributes = given.inputs[0], given.attributes
     last = len(x.shape) - 1
     length = x.shape[last]
@@ -64,7 +64,7 @@ def _differences(x: Operand, length: int) -> Operand:
 
 
 def _in_rank(given: Preparation, index: int) -> list[Part]:
-    """A mask with the axes of the codes, in their order, of size 1 where it is the same along one."""
+    """A mask with the axes of the codes, in their order, with size 1 along axes on which it does not vary."""
     x, mask = given.inputs[0], given.inputs[index]
     axes = given.attributes["mask_axes"][index - 1]
     used = sorted(axis for axis in axes if axis is not None)

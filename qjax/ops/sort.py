@@ -1,4 +1,4 @@
-"""Sorting along an axis. Codes have the order of their float values, so sorting the codes sorts the tensor."""
+"""Sorting along an axis. Codes are ordered like their float values, so sorting the codes sorts the tensor."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -36,14 +36,14 @@ class Sort(GridOp):
         return [[attributes["axis"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        """By rank: an element's place is the number of elements that come before it. Equal codes keep their order."""
+        """Sort by rank: an element's position is the number of elements before it. Equal codes stay in order."""
         x = jnp.moveaxis(inputs[0].astype(jnp.int32), attributes["axis"], -1)
         square = (*x.shape, x.shape[-1])
         places, others = (lax.broadcasted_iota(jnp.int32, square, len(square) - 1 - back) for back in (1, 0))
         own, other = jnp.broadcast_to(x[..., :, None], square), jnp.broadcast_to(x[..., None, :], square)
         before = (other < own) | ((other == own) & (others < places))
         rank = jnp.sum(before.astype(jnp.int32), axis=-1, keepdims=True, dtype=jnp.int32)
-        # The second of the two axes now counts the places of the result.
+        # The second of the two axes now counts the positions of the result.
         chosen = lax.select(jnp.broadcast_to(rank, square) == others, own, jnp.zeros(square, jnp.int32))
         found = jnp.sum(chosen, axis=-2, dtype=jnp.int32)
         return jnp.moveaxis(found, -1, attributes["axis"]).astype(attributes["dtype"])

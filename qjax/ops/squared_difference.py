@@ -1,4 +1,4 @@
-"""The square of a difference of two tensors, (x0 - x1)^2: variances that a converter of another tool wrote out.
+"""The square of a difference of two tensors, (x0 - x1)^2, as in variances that another tool's converter spelled out.
 
 | method | who | how |
 | --- | --- | --- |
@@ -66,7 +66,7 @@ class SquaredDifference(Elementwise):
         last = quantize_multiplier(twice * twice / Real.of(given.output.scale).scale_by_power_of_two(2 * _BITS))
         if np.any(np.asarray(last.shift) > 0):
             raise Unsupported(
-                "the square of a difference has an output scale so small that LiteRT aborts",
+                "the square of a difference has such a small output scale that LiteRT aborts",
                 "Calibrate the output again",
             )
         constants = roles("0", quantize_multiplier(first / twice)) | roles("1", quantize_multiplier(second / twice))

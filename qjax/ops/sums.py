@@ -1,4 +1,7 @@
-"""Sums over codes, for mean, global pooling and average pooling. The division is an affine step after the sum."""
+"""Sums over codes, for mean, global pooling and average pooling. The division is an affine step after the sum.
+
+mean(x) = sum(x) * (1 / n):  the accumulator is sum(q - z), with the scale s / n
+"""
 
 import dataclasses
 import functools
@@ -101,8 +104,8 @@ class Sum(AverageFacts, Op):
 def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """int32 sums over some axes.
 
-    On the CPU, over few positions with channels after them, this is the sum of the slices, because XLA's reduction
-    uses no vectors there (`python -m benchmarks kernels`).
+    On the CPU, over few positions with channels after them, this adds up slices, because XLA's reduction uses no
+    vectors there (`python -m benchmarks kernels`).
     """
 
     def whole(x: jax.Array) -> jax.Array:
@@ -135,7 +138,7 @@ class WindowSum(AverageFacts, Op):
     scales = scale_of_input
 
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
-        # the count can differ by window: padding may not count
+        # the count can differ by window, because padding may not count
         return True
 
     def is_spatial(self, attributes: Attributes, x: Shape) -> bool:

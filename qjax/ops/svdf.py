@@ -1,7 +1,7 @@
-"""A filter over the last frames of a sound (SVDF), from files of other tools: its features, and their sum over time.
+"""SVDF, a filter over the last frames of a sound, from files of other tools: its features, and their sum over time.
 
-SVDF is a product of low rank over time: each filter makes one number of a frame, keeps the last ones as its state, and
-weights them; a unit adds the filters of its rank. The state moves by nodes of their own.
+SVDF is a product of low rank over time: each filter computes one number per frame, stores the last ones as its state,
+and weights them; a unit adds the filters of its rank. Separate nodes shift the state.
 
 | method | who | features | sums over time |
 | --- | --- | --- | --- |
@@ -53,7 +53,7 @@ class PreparedFields(TypedDict):
 
 
 class _Filter(Op):
-    """What both share. constants: kernel, its codes; of a quantized graph also scale, float32; bias, int32, of sums."""
+    """What both share. constants: kernel, its codes; scale, float32, of a quantized graph; bias, int32, of sums."""
 
     fields = NoFields
     prepared = PreparedFields
@@ -66,7 +66,7 @@ class _Filter(Op):
         x, y, held, method = given.inputs[0], given.output, given.constants, given.target.svdf
         if method is None:
             raise Unsupported(
-                f"SVDF has a kernel of its own under {given.target.name!r}, whose bits qjax does not have",
+                f"SVDF has a kernel of its own under {given.target.name!r}, which qjax does not reproduce",
                 "Use another target",
             )
         scales = [np.float32(np.asarray(scale)) for scale in (x.scale, held["scale"], y.scale)]
@@ -107,7 +107,7 @@ class SvdfFeature(_Filter):
             return finish_sum([acc], constants, attributes)
         low, high = np.int32(attributes["qmin"]), np.int32(attributes["qmax"])
         codes = jnp.clip(_multiplied(acc, constants), low, high) + jnp.asarray(constants["y_zero_point"])
-        # The sum is stored in the state's type, whatever bits are lost.
+        # The sum is stored in the state's type, even if this loses bits.
         span_of_type = high - low
         return (((codes - low) & span_of_type) + low).astype(attributes["dtype"])
 
@@ -120,7 +120,7 @@ class SvdfTime(_Filter):
 
     def accumulator(self, site: Site) -> Bounds | None:
         if site.attributes["method"] == "tflite":
-            # summed in 64 bits, of which 32 are kept
+            # summed in 64 bits, of which the low 32 are used
             return None
         most = np.abs(np.asarray(site.constants["kernel"], np.int64)).sum(axis=1) * reach(site.inputs[0])
         most = most + np.abs(np.asarray(site.constants["bias"], np.int64))
@@ -136,7 +136,7 @@ class SvdfTime(_Filter):
         with wide(jnp):
             products = state.astype(jnp.int64) * jnp.expand_dims(kernel, 0).astype(jnp.int64)
             total = jnp.sum(products, axis=2, dtype=jnp.int64) + bias.astype(jnp.int64)
-            # XLA may saturate a conversion that loses bits, so the low 32 are taken first.
+            # XLA may saturate a conversion that loses bits, so the low 32 are selected first.
             low = (total + np.int64(2**31)) & np.int64(2**32 - 1)
             acc = (low - np.int64(2**31)).astype(jnp.int32)
         if attributes["method"] == "exact":

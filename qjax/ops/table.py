@@ -1,5 +1,7 @@
 """Elementwise functions of one tensor as tables of codes: activations, roots, powers, and any chain of them.
 
+    y = f(x)    ->    table[q - qmin], with the entries round(f((q - z) s) / s_y) + z_y
+
 The rewriter `tracing.rewrites.tables` turns such a chain into one equation "table" with an `elementary.Expression`. The
 table has an entry for every possible code of the input: 256, or 65,536 for codes of 16 bits (64 KiB of int8, 128 KiB of
 int16). Each entry is correctly rounded. There is no interpolation.
@@ -81,7 +83,7 @@ class Table(Elementwise):
         numbers = [real(p) for p in parameters]
 
         def function(x: jax.Array, *numbers: Any) -> jax.Array:
-            # in float32 the model's own equations, with derivatives of their own
+            # in float32 these are the model's own equations, with their own derivatives
             return eqn.bind(x, *numbers)[0] if eqn.params["float32"] else float32(_expression(eqn), x, numbers)
 
         steep = isinstance(x, Quantized) and eqn.params["steep"]

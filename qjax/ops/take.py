@@ -1,4 +1,4 @@
-"""Elements chosen by integers along one axis: `jnp.take`, `x[:, indices]`, `jnp.take_along_axis`."""
+"""Elements selected by integers along one axis: `jnp.take`, `x[:, indices]`, `jnp.take_along_axis`."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -29,7 +29,7 @@ def _numbers(eqn: Equation) -> tuple[Any, ...]:
 
 
 def axis_of(eqn: Equation) -> int | None:
-    """The axis along which a gather takes whole slices, or None for one that does something else."""
+    """The axis along which a gather takes whole slices, or None if it does anything else."""
     _, collapsed, mapped, batching, _ = _numbers(eqn)
     shape, sizes = eqn.in_shapes[0], tuple(eqn.params["slice_sizes"])
     if len(mapped) != 1 or collapsed != mapped or batching or eqn.in_shapes[1][-1:] != (1,):
@@ -39,7 +39,7 @@ def axis_of(eqn: Equation) -> int | None:
 
 
 class _Gather(GridOp):
-    """What both kinds share: the indices are integers; what those out of range mean is in `ops.indices`."""
+    """What both kinds share: the indices are integers; `ops.indices` defines the meaning of those out of range."""
 
     primitives = ("gather",)
     moves = True
@@ -109,7 +109,7 @@ class Take(_Gather):
 
 
 class AlongFields(Lookup):
-    """operand, indices: the axes that the two share. places: those of the result from the indices."""
+    """operand, indices: the axes that the two share. places: the axes of the result that come from the indices."""
 
     axis: Natural
     operand: list[Natural]
@@ -132,7 +132,7 @@ class TakeAlong(_Gather):
         return not constant[0] and self._layout(eqn) is not None and not has_number(eqn.params, eqn.in_dtypes[0])
 
     def _layout(self, eqn: Equation) -> dict[str, Any] | None:
-        """The axes, or None for a gather that is no such choice."""
+        """The axes, or None for any other gather."""
         offset, collapsed, mapped, batching, indexed = _numbers(eqn)
         shape, indices, sizes = eqn.in_shapes[0], eqn.in_shapes[1], tuple(eqn.params["slice_sizes"])
         if len(mapped) != 1 or collapsed != mapped or not batching or indices[-1:] != (1,):

@@ -17,11 +17,11 @@ class Deferred:
     dtype: Any
 
     def real32(self) -> jax.Array:
-        """The real tensor in float32: what a quantizer reads."""
+        """The real tensor in float32, which a quantizer reads."""
         raise NotImplementedError
 
     def real(self) -> jax.Array:
-        """The real tensor in the model's dtype: what everything else reads."""
+        """The real tensor in the model's dtype, which everything else reads."""
         return self.real32().astype(self.dtype)
 
 
@@ -30,11 +30,10 @@ class Deferred:
 class Quantized(Deferred):
     """A quantized tensor of the training forward: its float value is `codes * scale`.
 
-    codes: float array of integers, the zero point already subtracted (so 0.0 is the code 0).
-    scale: float32, broadcastable to `codes`. By convention its gradient is carried by `codes`
-      (see `numerics.fake_quant.fake_quant_codes`), so consumers never differentiate through it.
-    qparams: scale and zero point as the quantizer states them, with the `QSpec`.
-    dtype: the dtype of the real tensor in the user's model.
+    codes: float array of integers, the zero point already subtracted (so 0.0 is the code 0). scale: float32,
+    broadcastable to `codes`. By convention `codes` carries its gradient (see `numerics.fake_quant.fake_quant_codes`),
+    so consumers never differentiate through it. qparams: scale and zero point as the quantizer defines them, with the
+    `QSpec`. dtype: the dtype of the real tensor in the user's model.
     """
 
     codes: jax.Array
@@ -51,7 +50,7 @@ class Quantized(Deferred):
         return _reals(self.codes, jax.lax.stop_gradient(self.scale))
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
-        """The same grid under other codes; only for a scale that does not depend on the position."""
+        """Other codes on the same grid; only for a scale that does not depend on the position."""
         return dataclasses.replace(self, codes=codes, scale=jnp.reshape(self.scale, (1,) * codes.ndim))
 
 
@@ -62,10 +61,10 @@ def _reals(codes: jax.Array, scale: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _scaled(codes: jax.Array, scale: jax.Array) -> jax.Array:
-    """`codes * scale`, rounded before it is read; its derivative is that of the product, the scale being a constant.
+    """`codes * scale`, rounded before it is read; its derivative is that of the product with a constant scale.
 
-    JAX sees no broadcast inside of it. A scan under differentiation would take that out of its body: every step would
-    read an array of the tensor's size where it needs one number.
+    JAX sees no broadcast inside of it. A scan under differentiation would move a broadcast out of its body, and every
+    step would then read an array of the tensor's size instead of one number.
     """
     return unfused(codes * jnp.broadcast_to(scale, codes.shape))
 

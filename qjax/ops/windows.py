@@ -1,4 +1,4 @@
-"""Windows of convolutions and pools: their attributes, the elements that they cover, reductions over them."""
+"""Windows of convolutions and pools: their attributes, the elements that they cover, and reductions over them."""
 
 import functools
 import math
@@ -15,10 +15,10 @@ from qjax.ops.base import Attributes, Equation
 from qjax.ops.fields import Natural
 
 MOST_SLICES = 64
-"""Windows of more places, and sums over more, stay one reduction of XLA: every slice is an instruction."""
+"""A larger window, or a sum over more positions, stays one reduction of XLA, because every slice is an instruction."""
 
 Layouts = tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""The axes of the input, the kernel and the result, as `lax.ConvDimensionNumbers` has them."""
+"""The axes of the input, the kernel and the result, as in `lax.ConvDimensionNumbers`."""
 
 NHWC: Layouts = ([0, 3, 1, 2], [3, 2, 0, 1], [0, 3, 1, 2])
 
@@ -47,7 +47,7 @@ def convolution(
 
 
 def with_kernel(convolution: Attributes) -> dict[str, Any]:
-    """The attributes of a convolution's node: what the lowering adds for a weight is added."""
+    """The attributes of a convolution's node, including those that the lowering adds for a weight."""
     rhs, out = convolution["rhs_layout"], convolution["out_layout"]
     return {**convolution, "weight": 1, "channels": [[out[1], rhs[0]]], "rank": len(out), "permutation": None}
 
@@ -108,7 +108,7 @@ def slid(attributes: Attributes) -> list[int]:
 
 
 def covers(attributes: Attributes, shape: Sequence[int]) -> bool:
-    """Whether the window of a pool is the whole input along every axis that it covers, without padding."""
+    """Whether a pool's window is the whole input along every axis that it covers, without padding."""
     plain = all(list(pair) == [0, 0] for pair in attributes["padding"])
     dilations = {*attributes["base_dilation"], *attributes["window_dilation"]}
     axes = zip(attributes["window"], attributes["strides"], shape, strict=True)
@@ -134,10 +134,10 @@ def product_of_axes(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def reduce_window(attributes: Attributes, x: jax.Array, initial: Any, reducer: Any) -> jax.Array:
-    """`lax.reduce_window` of the attributes of a pool.
+    """`lax.reduce_window` with the attributes of a pool.
 
-    On the CPU it is the reduction of the slices that the positions of the window meet, up to 100 times faster than
-    XLA's own (`python -m benchmarks kernels`).
+    On the CPU it reduces the slices that the positions of the window read, which is up to 100 times faster than XLA's
+    own (`python -m benchmarks kernels`).
     """
     window, strides, dilation = (tuple(attributes[key]) for key in ("window", "strides", "window_dilation"))
     padding = tuple((low, high) for low, high in attributes["padding"])

@@ -1,4 +1,4 @@
-"""Reads a model once for all users: the traced program, the places of its quantizers, and its evaluation."""
+"""Traces a model once, decides which tensors are quantized, and evaluates it in float or with fake quantization."""
 
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.coarse_tables import Lost, lost_tables, said

@@ -1,10 +1,16 @@
-"""Decides which tensors have a quantizer, and its name.
+"""Decides which tensors of a program get a quantizer, and how each quantizer is named.
 
 This is one pass over the program in execution order. A producer (a convolution, a sum, an addition) starts an
-accumulator. An affine step or a clamp that is the only reader of its tensor joins the accumulator's chain. The next
-operation that needs codes puts a quantizer at the end of the chain. Operations that only move codes share their input's
-quantizer. A concatenation makes its inputs share one. Nothing depends on the batch size or on training mode, so the
-same tensors are found in both modes.
+accumulator. An affine step or a clamp joins the accumulator's chain if it is the only reader of its tensor. The next
+operation that needs codes puts a quantizer at the end of the chain:
+
+    y = dot(x, w)       starts an accumulator
+    z = y + bias        joins its chain
+    r = max(z, 0)       joins its chain
+    t = transpose(r)    needs codes, so r gets a quantizer; t only moves codes and shares it
+
+Operations that only move codes share their input's quantizer, and a concatenation makes all its inputs share one. No
+decision depends on the batch size or on training mode, so the same tensors are quantized in both modes.
 """
 
 import dataclasses
@@ -35,14 +41,14 @@ def annotate(
     target: Target | None = None,
     by_row: Collection[str] = (),
 ) -> Annotation:
-    """Annotate a program.
+    """Decide for every equation how it is read, and for every tensor whether it has a quantizer.
 
     Args:
       names: per input, the path of the parameter or the name of the model's input.
       constant: per input, whether it is a parameter (or other state) rather than data.
-      is_float: which module paths the recipe leaves alone.
-      target: the runtime, which decides what averages share the quantizer of their input, and how they round.
-      by_row: the tables that have scales of their rows, by the names of their quantizers.
+      is_float: which module paths the recipe keeps in float.
+      target: the runtime, which decides which averages share their input's quantizer, and how they round.
+      by_row: the tables with one scale per row, by the names of their quantizers.
     """
     return _Annotator(is_float, target, by_row).run(program, names, constant)
 
@@ -86,7 +92,7 @@ class _Annotator(Scans):
         return self.result
 
     def _units(self) -> None:
-        """A quantizer keeps to an interval only if all tensors that share it do."""
+        """Drop the declared interval of a quantizer unless all tensors that share it have the same one."""
         places = [p for p in (*self.result.values.values(), *self.result.weights.values()) if p.kind != "weight"]
         units: dict[str, set[str | None]] = {}
         for place in places:
@@ -143,9 +149,9 @@ class _Annotator(Scans):
         handler(op, eqn, constant, stack)
 
     def _left_in_reals(self, eqn: Equation) -> bool:
-        """Whether the recipe keeps the equation's module in float, or that of a parameter that it reads."""
+        """Whether the recipe keeps the equation's module, or that of a parameter that it reads, in float."""
         owners = [parent(self.origin_of(value)[0]) for value in eqn.inputs if value in self.origin]
-        # a group is in float if any of its parts is
+        # a group is in float if any of its equations is
         parts = eqn.source.equations if isinstance(eqn.source, Composite) else (eqn,)
         return any(self.is_float(path) for path in (eqn.scope, *(part.scope for part in parts), *owners))
 
@@ -208,7 +214,7 @@ class _Annotator(Scans):
         if len(places) > 1:
             places = [self.grid_to_share(eqn.inputs[i], stack) for i in op.data(eqn, constant) if not constant[i]]
         for place in places[1:]:
-            # The order of codes is the order of the numbers only if both have the same quantization parameters.
+            # Codes can be compared instead of numbers only if both operands have the same quantization parameters.
             if place is not None and places[0] is not None:
                 self.merge(places[0], place)
         self.result.ops[eqn] = (op, "integer")
@@ -237,21 +243,21 @@ class _Annotator(Scans):
             # A cast or dropout of a tensor without a quantizer: the next reader decides whether it gets one.
             self.set_outputs(eqn, None)
             self.labels[eqn.outputs[0]] = self.label_of(value, eqn)
-            # what a loop over time carries has its own quantizer in evaluation, where nothing is dropped
+            # In evaluation nothing is dropped, so what a loop over time carries has its own quantizer.
             if op.vanishes or self.timed:
                 self.casts[eqn.outputs[0]] = op, eqn
             return
         self.put_on_grid(value, stack)
         if op.on_grid:
             self.result.ops[eqn] = (op, "grid")
-            self.set_outputs(eqn, self._joined(op, eqn, constant, value, stack))
+            self.set_outputs(eqn, self._join_grid(op, eqn, constant, value, stack))
             return
         self.result.ops[eqn] = (op, "start")
         name = self.unique(join(eqn.scope, op.label or op.name))
         self.set_outputs(eqn, Accumulator(name, eqn.scope, Rescale.name, None, eqn.location))
 
     def _averages(self, state: Accumulator, op: Op, eqn: Equation, constant: Sequence[bool]) -> bool:
-        """Whether a step, the first one, divides by a number that is no parameter."""
+        """Whether this is the first step after a sum, and divides it by a number that is no parameter."""
         roles = op.chain_constants(eqn, constant)
         if state.averaged is not None or eqn.primitive not in ("div", "mul") or "value" not in roles:
             return False
@@ -296,10 +302,15 @@ class _Annotator(Scans):
                 self.merge(first, other)
         self.result.ops[eqn] = (op, "grid")
         source = next(eqn.inputs[i] for i in data if not constant[i])
-        self.set_outputs(eqn, self._joined(op, eqn, constant, source, stack))
+        self.set_outputs(eqn, self._join_grid(op, eqn, constant, source, stack))
 
-    def _joined(self, op: Op, eqn: Equation, constant: Sequence[bool], source: Value, stack: tuple[int, ...]) -> Grid:
-        """The grid of a result, which is that of `source`; and a note for the calibration where it may not fit."""
+    def _join_grid(
+        self, op: Op, eqn: Equation, constant: Sequence[bool], source: Value, stack: tuple[int, ...]
+    ) -> Grid:
+        """The grid of a result that shares the quantizer of `source`.
+
+        A result that may hold numbers outside of that quantizer's range is noted for the calibration.
+        """
         if may_leave_range(op, eqn, constant, self.number):
             place = self.grid_to_share(source, stack)
             assert place is not None

@@ -1,4 +1,4 @@
-"""The annotator's result: how each equation is read, which tensors have a quantizer, and its name."""
+"""The annotator's result: how each equation is read, which tensors have a quantizer, and what it is called."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,20 +11,22 @@ from qjax.targets import Target
 from qjax.tracing.program import Equation, Value
 
 Mode = Literal["producer", "start", "chain", "permute", "grid", "integer"]
-"""How an equation is read: "start" is an affine step that begins a rescale of its own; "permute" a transpose of a
-matrix product's accumulator."""
+"""How an equation is read.
+
+"start" is an affine step that begins a rescale of its own; "permute" transposes a matrix product's accumulator.
+"""
 
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """One tensor with a quantizer.
+    """One tensor that has a quantizer.
 
-    label: of the tensor, unique. name: of the quantizer; places with the same quantizer share it. kind: whose tensor.
-    module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
-    which it can have scales. stack: lengths of the scans around it. location: the user's line.
-    unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
-    whose iterations share one quantizer. on_input_grid: an average that keeps its input's quantization parameters.
-    integers: whether it is a table of a function of integers.
+    label: the tensor's unique name. name: the quantizer's; tensors with the same one share their quantizer. kind:
+    whether it is a weight, an activation or an input. module: path of the module that made the tensor; op: the
+    operation that did. axes: of a weight, those along which it can have scales. stack: lengths of the scans around it.
+    location: the user's line. unit: the interval within which its numbers lie, see `Op.unit`. timed: the positions in
+    `stack` of scans over data, whose iterations share one quantizer. on_input_grid: an average that has its input's
+    quantization parameters. integers: whether it is a table of a function of integers.
     """
 
     label: str
@@ -42,13 +44,13 @@ class Place:
     integers: bool = False
 
     def own(self, stack: Sequence[Any]) -> tuple[Any, ...]:
-        """Of one thing per scan (a length, an iteration), those of scans with a quantizer per iteration."""
+        """Selects from one entry per scan (a length, an iteration) those of scans with a quantizer per iteration."""
         return tuple(item for position, item in enumerate(stack) if position not in self.timed)
 
 
 @dataclasses.dataclass(eq=False)
 class LayerUse:
-    """One use of a weight: its place, and the places of what flows in and out."""
+    """One use of a weight: its place, and the places of the layer's input and output."""
 
     weight: Place
     input: Place | None
@@ -57,11 +59,10 @@ class LayerUse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """A result that may hold numbers outside of its operand's range, see `tracing.joined`.
+    """A result that may contain numbers outside of its operand's range, see `tracing.joined`.
 
-    place: its label is that of the result, its name that of the operand's quantizer. hidden: the ends of the range
-    beyond which its readers ignore numbers. extremum: whether a maximum or minimum made it, whose infinities come from
-    padding.
+    place: its label names the result, its name the operand's quantizer. hidden: the ends of the range beyond which all
+    readers ignore numbers. extremum: whether a maximum or minimum made it, whose infinities come from padding.
     """
 
     place: Place
@@ -71,16 +72,16 @@ class Joined:
 
 @dataclasses.dataclass(eq=False)
 class Annotation:
-    """The result.
+    """What `annotate` decided about a program.
 
-    ops: how each equation is read; others are computed in float. values: the tensors that are quantized. weights: the
-    operands that are quantized where they are read: weights, constants combined with codes, the initial carry of a
-    scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed: the scans over
-    data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
-    averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
-    operands: the quantizers of activations that a sum of products reads, by name. joined: the results that the
-    calibration observes beside the operand whose quantizer they share. origins: of constants, the path of the parameter
-    that they are made from.
+    ops: how each equation is read; equations that are not listed are computed in float. values: the tensors that are
+    quantized. weights: the operands that are quantized where they are read: weights, constants combined with codes, the
+    initial carry of a scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed:
+    the scans over data. invariant: those operands of `weights` inside of such scans that no iteration changes. target:
+    the runtime whose formulas compute averages; None rounds them to the nearest code. tables: functions of codes, and
+    the place of their input. operands: the quantizers of activations that a sum of products reads, by name. joined: the
+    results that the calibration observes beside the operand whose quantizer they share. origins: of constants, the path
+    of the parameter from which they are made.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -104,7 +105,7 @@ class Annotation:
         return tuple(v.constant is not None or v in self.constants for v in eqn.inputs)
 
     def exponents(self) -> frozenset[str]:
-        """The quantizers of tensors of which a softmax takes exponentials, by name."""
+        """The names of the quantizers of tensors that a softmax exponentiates."""
         made = {value: eqn for eqn in self.ops for value in eqn.outputs}
         found: set[str] = set()
         for eqn, (op, _) in self.ops.items():
@@ -118,9 +119,10 @@ class Annotation:
         return frozenset(found)
 
     def compared(self) -> dict[str, tuple[int, ...]]:
-        """The axes of channels that should have one size, by label: of inputs, of outputs, and of what a norm reads.
+        """The axes of channels whose ranges are compared, by label: of inputs, outputs, and the operands of norms.
 
-        That is the last axis; of inputs and outputs also the first behind the batch, where some layouts have channels.
+        These are the last axis, and for inputs and outputs also the first one after the batch, where some layouts have
+        channels.
         """
         normed = {eqn.inputs[0] for eqn, (op, _) in self.ops.items() if op.rescales}
         found: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""The state of each value during annotation: accumulator in a chain, quantized (on a grid), float, or constant."""
+"""What the annotator knows of each value: accumulator in a chain, quantized (on a grid), float, or constant."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,11 +12,11 @@ from qjax.tracing.program import Equation, Value
 
 @dataclasses.dataclass(eq=False)
 class Accumulator:
-    """The state of a value in a producer's chain.
+    """A value in the chain of a producer, before its quantizer.
 
     channels: axes along which constants may vary (None: any). open: whether affine steps may join. unit: the interval
-    that its numbers keep to, see `Op.unit`. source: where a sum shall stay on its input's grid, that
-    input; averaged: whether the steps so far are one division by a constant (None: no step yet).
+    within which its numbers lie, see `Op.unit`. source: the input on whose grid a sum has to stay, if any. averaged:
+    whether the steps so far are one division by a constant (None: no step yet).
     """
 
     name: str
@@ -34,7 +34,7 @@ class Accumulator:
 
 
 class Grid:
-    """The state of a quantized value: the place whose quantizer it shares, possibly merged with others."""
+    """A quantized value: the place whose quantizer it shares, possibly merged with others."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -47,7 +47,8 @@ class States:
     from, and how. uses: how many equations read a value. labels: (name, module, line) of values without a producer.
     casts: values that were cast before they had a quantizer. depth: of constants inside scans, the number of enclosing
     scans that change them. timed: the positions, among the enclosing scans, of those over data. stacks: stacked outputs
-    of scans whose parts may have different quantization parameters. open_carries: final carries that are accumulators.
+    of scans whose elements may have different quantization parameters. open_carries: final carries that are
+    accumulators.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class States:
         self.open_carries: set[Value] = set()
 
     def set_outputs(self, eqn: Equation, state: "Accumulator | Grid | None") -> None:
-        """Give an equation's outputs a state: the first one, and where it is a grid all floats."""
+        """Set the state of an equation's outputs: of the first one only, or of all floats if it is a grid."""
         for index, value in enumerate(eqn.outputs):
             on_grid = isinstance(state, Grid) and value.is_float and eqn.primitive != "dropout"
             self.state[value] = state if index == 0 or on_grid else None
@@ -120,7 +121,7 @@ class States:
         """The place of a value on a grid that a tensor inside of these scans may share.
 
         Two grids are not shared but requantized: that of a table of weights, whose rows are read, and one from outside
-        of a stack of layers, because each layer has quantization parameters of its own.
+        of a stack of layers, because each layer has its own quantization parameters.
         """
         place = self.place_of(value)
         if place is None or not (self.root(place).kind == "weight" or layers(self.root(place)) < self.layers(stack)):
@@ -139,18 +140,18 @@ class States:
         return state.place if isinstance(state, Grid) else None
 
     def name_of_weight(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> tuple[str, str]:
-        """(name, path of the parameter) of a weight; one parameter in other forms or scans has other names."""
+        """The name of a weight and its parameter's path; the name differs for each form and scan that reads it."""
         value = eqn.inputs[index]
         path, signature = self.origin_of(value)
         if value not in self.origin:
-            # a constant of the program and not a parameter: each is a separate weight
+            # a constant of the program that is no parameter: each use is a separate weight
             path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
-        # a weight that a scan reads may have scales for each iteration, which nothing outside of the scan has
+        # a weight that a scan reads may have scales for each iteration, which do not exist outside of the scan
         signature = (*signature, str(self.weight_stack(value, stack)))
         axes = op.weight_axes(eqn, index)
         seen = self.weight_names.setdefault(path, [])
-        # of two products that sum over different axes, each has its own channels
+        # two products that sum over different axes have different channels, so they need different scales
         alike = (i for i, (form, own) in enumerate(seen) if form == signature and (own == axes or not own or not axes))
         position = next(alike, len(seen))
         if position == len(seen):
@@ -158,7 +159,7 @@ class States:
         return path if position == 0 else f"{path}#{position + 1}", path
 
     def weight_stack(self, value: Value, stack: tuple[int, ...]) -> tuple[int, ...]:
-        """The scans around a weight, without loops over data that do not change it: it is quantized before them."""
+        """The scans around a weight, without loops over data that do not change it: it is quantized before those."""
         while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
             stack = stack[:-1]
         return stack
@@ -199,7 +200,7 @@ class States:
         return tuple(position for position in self.timed if position < len(stack))
 
     def unique(self, name: str) -> str:
-        """The name, with a number where it is taken."""
+        """The name, with a number appended if it is taken already."""
         count = self.used_names.get(name, 0) + 1
         self.used_names[name] = count
         return name if count == 1 else f"{name}#{count}"
@@ -219,9 +220,9 @@ class States:
     def hoist(
         self, inner: Value, outer: Value, stack: tuple[int, ...], entering: Collection[Value] = frozenset()
     ) -> None:
-        """Move the quantizer that a body put on its input to the value that comes in.
+        """Move a quantizer from the input of a body to the value outside that is passed in.
 
-        It stays where it is a layer's own, which it shares with tensors other than those that are `entering` the body.
+        It stays if it is a layer's own and shared with tensors other than those that are `entering` the body.
         """
         place = self.result.values.get(inner)
         if place is None:
@@ -246,23 +247,23 @@ class States:
         return [other for other in others if self.root(other) is root]
 
     def origin_of(self, value: Value) -> tuple[str, tuple[str, ...]]:
-        """The parameter that a constant is made from, and how."""
+        """The parameter that a constant is made from, and by which equations."""
         return self.origin.get(value, ("constant", ()))
 
     def keep_origin(self, eqn: Equation) -> None:
-        """The outputs of an equation of constants are made from what its inputs are."""
+        """Record that the outputs of an equation of constants are made from the same parameter as its inputs."""
         depth = max((self.depth.get(v, 0) for v in eqn.inputs), default=0)
         self.depth.update(dict.fromkeys(eqn.outputs, depth))
         known = next((self.origin[v] for v in eqn.inputs if v in self.origin), None)
         if known is not None:
             path, signature = known
             for value in eqn.outputs:
-                # where an array lies makes no other array of it: names are the same on every mesh
+                # moving an array between devices does not make another array, so names are the same on every mesh
                 own = () if eqn.primitive in PLACEMENTS else (f"{eqn.primitive}{value.shape}",)
                 self.origin[value] = (path, (*signature, *own))
 
     def alias_constant(self, source: Value, target: Value) -> None:
-        """One constant under two names, outside of a body and inside."""
+        """Give a constant the same origin inside a body as outside."""
         self.result.constants.add(target)
         self.depth[target] = self.depth.get(source, 0)
         if source in self.origin:
@@ -270,7 +271,7 @@ class States:
 
 
 def parent(path: str) -> str:
-    """The path of the module that holds what `path` names."""
+    """The path of the module that holds `path`."""
     return path.rpartition("/")[0]
 
 

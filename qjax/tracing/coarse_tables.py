@@ -1,4 +1,4 @@
-"""Finds tables with too few codes for their function, such as a sine over many periods."""
+"""Finds lookup tables whose input has too few codes for their function, such as a sine over many periods."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,20 +12,21 @@ from qjax.tracing.annotation import Annotation
 from qjax.tracing.program import Equation
 
 _CODES = 128
-"""An input of fewer codes has steps that are coarse by themselves."""
+"""An input with fewer codes than this is coarse whatever the function, so it is not reported."""
 _STEP = 1 / 16
-"""Of the function's range: 16 codes of 8 bits."""
+"""Part of the function's range by which neighbouring results may differ: 16 codes of 8 bits."""
 _SHARE = 1 / 8
-"""Of the codes; one or two jumps (a sign, a reciprocal) are harmless."""
+"""Part of the codes that may exceed this; one or two jumps (a sign, a reciprocal) are harmless."""
 _BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A table that says little of its function.
+    """A table whose input has too few codes.
 
-    share: of neighbouring codes, see `steep`. coarse: the quantizers of fewer than 16 bits between the last tensor that
-    is made from several others, or the model's input, and the table: each of them rounds what the function reads.
+    share: of neighbouring codes, the part that `steep` measures. coarse: the quantizers of fewer than 16 bits that
+    round what the function reads: those between the table and the last tensor made from several others, or the model's
+    input.
     """
 
     share: float
@@ -35,7 +36,7 @@ class Lost:
 def steep(eqn: Equation, qparams: QParams) -> float:
     """The share of neighbouring codes whose results lie more than a 16th of the function's range apart.
 
-    0 for an input of fewer than 128 codes and for a function with parameters, which training moves.
+    It is 0 for an input of fewer than 128 codes and for a function with parameters, because training changes those.
     """
     expression, spec = Expression.from_json(eqn.params["expression"]), qparams.spec
     if expression.parameters or spec.levels < _CODES or np.size(qparams.scale) != 1:
@@ -52,7 +53,7 @@ def steep(eqn: Equation, qparams: QParams) -> float:
 
 
 def lost_tables(annotation: Annotation, qparams_of: Callable[[str], QParams | None]) -> dict[Equation, Lost]:
-    """The tables that say little of their function: more than one in eight steps is `steep`."""
+    """The tables whose input has too few codes: more than one in eight steps is `steep`."""
     found: dict[Equation, Lost] = {}
     for eqn, place in annotation.tables.items():
         qparams = qparams_of(place.name)
@@ -80,10 +81,10 @@ def _coarse(annotation: Annotation, eqn: Equation, qparams_of: Callable[[str], Q
 
 
 def said(lost: Mapping[Equation, Lost]) -> str:
-    """What is wrong with such tables, and the cures."""
+    """The warning's text: what is wrong with such tables, and the cures."""
     found = dict.fromkeys(
-        f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
-        f"between {one.share:.0%} of its input's neighbouring codes"
+        f"{eqn.location or eqn.scope or 'the model'}: the function {_function_name(eqn)} changes by more than 16 of "
+        f"256 codes between {one.share:.0%} of its input's neighbouring codes"
         for eqn, one in lost.items()
     )
     several = len(found) > 1
@@ -93,12 +94,13 @@ def said(lost: Mapping[Equation, Lost]) -> str:
         f"bits: overrides={{name: qjax.Override(activations=qjax.QSpec(bits={_BITS})) for name in [{coarse}]}}. "
     )
     return (
-        ";\n".join(found) + f". The graph is exact, and says little of the function{'s' if several else ''}. "
+        ";\n".join(found)
+        + f". The conversion is exact, but the input has too few codes for the function{'s' if several else ''}. "
         f"{more_bits if coarse else ''}Bound the input to one period, or compute the function of integers: a "
         "function of an integer input is a table of its own (qjax.integers)."
     )
 
 
-def _name(eqn: Equation) -> str:
+def _function_name(eqn: Equation) -> str:
     expression = Expression.from_json(eqn.params["expression"])
     return expression.bare or " ".join(dict.fromkeys(name for name, _ in expression.steps))

@@ -1,6 +1,8 @@
-"""Several equations as one group: a rewriter found that they are one function, which has one integer form.
+"""Groups of equations: a rewriter found that together they compute one function, which has one integer form.
 
-The group keeps its equations. In float parts of the model it computes, differentiates and batches as before.
+    y = exp(x - m); y / sum(y)    becomes one equation "softmax" of x, whose source holds those equations
+
+In float parts of the model a group still computes, differentiates and batches by its own equations.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ from qjax.tracing.program import Composite, Equation, Program, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computed(Composite):
-    """An equation that another function computes.
+    """A group that is computed by a function instead of its equations.
 
     function: arrays -> list of arrays.
     """
@@ -30,10 +32,10 @@ def composite(
     outputs: Sequence[Value],
     params: Mapping[str, Any] | None = None,
 ) -> Equation:
-    """One equation for a group of them, in execution order.
+    """One equation for a group of equations, given in execution order.
 
-    primitive: the name under which an operation reads it. inputs, outputs: those of the group, in the operation's
-    order; literals that the group reads inside need not be among the inputs. params: what the operation may ask for.
+    primitive: the name by which an operation recognises it. inputs, outputs: those of the group, in the operation's
+    order; literals that the group reads inside need not be among the inputs. params: attributes for the operation.
     """
     last = equations[-1]
     located = next((eqn.location for eqn in reversed(equations) if eqn.location), None)
@@ -45,10 +47,9 @@ def composite(
 
 
 def replaced(program: Program, groups: Sequence[Equation]) -> Program:
-    """The program in which each composite replaces the last equation of its group, and the others are removed.
+    """Replace the last equation of each group by its composite, and remove the group's other equations.
 
-    If the outputs of a group's equation are read outside of the group, the equation stays too. It is then computed
-    twice, once in float.
+    An equation whose outputs are read outside of the group stays too. It is then computed twice, once in float.
     """
     members: dict[Equation, Equation] = {}
     for group in groups:
@@ -58,7 +59,7 @@ def replaced(program: Program, groups: Sequence[Equation]) -> Program:
     read = _readers(program)
     kept: set[Equation] = set()
     for eqn, group in reversed(members.items()):
-        # in reverse order, because a kept equation also keeps the equations that it reads
+        # in reverse order, because an equation that stays also needs the equations that it reads
         outside = [r for value in eqn.outputs for r in read.get(value, ()) if members.get(r) is not group or r in kept]
         exits = set(group.outputs)
         if any(value not in exits and _is_read(value, outside, program) for value in eqn.outputs):

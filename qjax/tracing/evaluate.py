@@ -1,7 +1,7 @@
-"""Runs an annotated program in float, or with fake quantization of the tensors that have a quantizer.
+"""Runs an annotated program, either in float or with fake quantization of the tensors that have a quantizer.
 
-This is a function transformation like JAX's own. It binds the equations one by one, so the caller's jit, grad, vmap,
-scan, remat and sharding apply to them. The parameters of quantizers are arguments, never global state.
+It is a function transformation like JAX's own: it binds the equations one by one, so the caller's jit, grad, vmap,
+scan, remat and sharding apply to them. The parameters of quantizers are arguments and never global state.
 """
 
 import collections
@@ -28,42 +28,43 @@ from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
 Params = Mapping[str, Any]
-"""Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan. A loop over time hands its steps an
-"elementwise_scale" too, see `fake_quant_codes`."""
+"""Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan.
+
+A loop over time also passes an "elementwise_scale" to its steps, see `fake_quant_codes`.
+"""
 
 Known = Mapping[tuple[Equation, int], Any]
-"""Weights inside of scans that were quantized before the scan, because no iteration changes them."""
+"""Weights inside of scans that are quantized before the scan, because no iteration changes them."""
 
 Taps = dict[str, Any]
-"""What was recorded, per label of a place; inside scans with an axis in front for each."""
+"""What was recorded, per label of a place; each scan around the place adds a leading axis."""
 
 Quantizer = Callable[[Place, Any, jax.Array], Quantized | None]
-"""(place, its parameters, real tensor) -> codes, or None to leave the tensor in floats."""
+"""(place, its parameters, real tensor) -> codes, or None to keep the tensor in float."""
 
 Recorder = Callable[[Place, jax.Array, Quantized | None], Any]
-"""(place, real tensor, its codes if it was quantized) -> what to keep."""
+"""(place, real tensor, its codes if it was quantized) -> what to record."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """How to run a program.
 
-    quantize: quantizes a tensor; None runs everything in float.
-    record: called at every place; None records nothing.
+    quantize: quantizes a tensor; None runs everything in float. record: called at every place; None records nothing.
     """
 
     annotation: Annotation
     quantize: Quantizer | None
     record: Recorder | None = None
     shared: frozenset[str] = frozenset()
-    """Quantizers that all iterations of a scan share: their parameters have no axis for it."""
+    """Quantizers that all iterations of a scan share, so their parameters have no axis for the scan."""
     averages: bool = True
     """Whether averages are computed by the target's formula; otherwise by `quantize` alone."""
     joined: bool = False
-    """Whether `record` sees the results of `Annotation.joined` as well, of which none has a quantizer of its own."""
+    """Whether `record` also sees the results in `Annotation.joined`, which have no quantizer of their own."""
 
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
-        """Evaluate; returns the outputs as real arrays, and what was recorded."""
+        """Evaluate the program; returns the outputs as real arrays, and what was recorded."""
 
         def evaluate(args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
             outputs, taps = self._program(program, args, params)
@@ -72,7 +73,7 @@ class Evaluation:
         return in_automatic(evaluate, (list(args), dict(params)), lambda found: self._specs(program, *found))
 
     def _specs(self, program: Program, _: list[Any], taps: Taps) -> Any:
-        """How the outputs are split, and what was recorded: as the tensor, where it has the tensor's shape."""
+        """How outputs and records are sharded; a record with the shape of its tensor is sharded like the tensor."""
         placed = {place.label: value for value, place in self.annotation.values.items()}
         placed |= {place.label: eqn.inputs[index] for (eqn, index), place in self.annotation.weights.items()}
 
@@ -127,7 +128,7 @@ class Evaluation:
         if mode == "permute":
             return eqn.bind(*(real(x) for x in inputs))
         if mode == "start":
-            # The step expects an accumulator, and its input has codes.
+            # The step expects an accumulator, but its input has codes.
             inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
         outputs = shared_traces.training(op, eqn, inputs)
         target = self.annotation.target
@@ -137,9 +138,9 @@ class Evaluation:
         place = self.annotation.values.get(value)
         if place is None:
             return x
-        # A model in bfloat16 rounds here, between the accumulator and its quantizer; the runtime does not.
+        # A bfloat16 model rounds here, between the accumulator and its quantizer, but the runtime does not.
         result = self._at(place, x, params, taps)
-        # Operations without codes read this tensor as floats, in the model's own dtype.
+        # Operations without an integer form read this tensor as floats, in the model's own dtype.
         return dataclasses.replace(result, dtype=value.dtype) if isinstance(result, Quantized) else result
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
@@ -153,15 +154,15 @@ class Evaluation:
             if kept is not None:
                 taps[place.label] = kept
         if isinstance(quantized, Quantized):
-            # Otherwise XLA fuses the quantization into every consumer and computes the codes once for each.
+            # Without this, XLA fuses the quantization into every consumer and computes the codes once for each.
             return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
         if quantized is not None:
             return quantized
-        # Otherwise XLA computes a residual stream anew in every block that reads it, and compiles all of that.
+        # Without this, XLA recomputes a residual stream in every block that reads it, and compiles all of that.
         return finished_on_cpu(x) if isinstance(x, Tracer) and self.record is not None else x
 
     def averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
-        """The codes of an average as the target computes them; those of anything else as they are."""
+        """The codes of an average as the target computes them; other tensors keep their codes."""
         target = self.annotation.target
         if target is None or not isinstance(x, Pending) or x.average is None:
             return nearest
@@ -198,7 +199,7 @@ class Evaluation:
         else:
             names = self._names(body)
             stacked = {name: params[name] for name in names if name in params and name not in self.shared}
-        # Tensors with the same quantization parameters in every iteration pass through the scan as codes.
+        # Tensors with the same quantization parameters in every iteration enter and leave the scan as codes.
         grids = [
             x if isinstance(x, Quantized) and (index >= fixed + carried or value in self.annotation.grids) else None
             for index, (value, x) in enumerate(zip(body.inputs, inputs, strict=True))
@@ -223,8 +224,9 @@ class Evaluation:
                     outputs[index] = real(x)
             return varying_as(outputs[:carried], kinds), (outputs[carried:], recorded)
 
-        # Without this, the backward pass of a loop over time keeps every array of every step; so it recomputes them.
-        # Accelerators keep the sums, which cost more to compute than to store; the CPU recomputes these too.
+        # Without this, the backward pass of a loop over time stores every array of every step, so they are recomputed
+        # instead. Accelerators store the sums, because these cost more to compute than to store; the CPU recomputes
+        # them too.
         policy = None if jax.default_backend() == "cpu" else jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
         body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if timed else step
         final, (stacks, recorded) = lax.scan(
@@ -245,10 +247,11 @@ class Evaluation:
         return results
 
     def _elementwise(self, body: Program, params: Params) -> Params:
-        """For a loop over time: the parameters of quantizers that its steps share, with an "elementwise_scale" each.
+        """Adds an "elementwise_scale" to the quantizers that the steps of a loop over time share.
 
-        Then a step adds to an array, and the sum over its elements, on several devices a sum over all of them, follows
-        once, after the loop. Only for a scale that one tensor of the step reads.
+        With it, the gradient of a scale is an array to which every step adds. Its elements (on several devices, those
+        of all of them) are summed once, after the loop. This is possible only if one tensor of the step reads the
+        scale.
         """
         counts = collections.Counter(place.name for place in self._places(body))
         found: dict[str, Any] = {}
@@ -260,7 +263,7 @@ class Evaluation:
         return found
 
     def _grid_of(self, value: Value, params: Params) -> Quantized | None:
-        """The grid on which a scan stacks codes: that of a place inside, whose tensor cannot leave the scan."""
+        """The grid on which a scan stacks codes: that of a place inside, because its tensor cannot leave the scan."""
         place = self.annotation.grids.get(value)
         if place is None or self.quantize is None:
             return None
@@ -270,7 +273,7 @@ class Evaluation:
     def _invariant(
         self, body: Program, env: dict[Value, Any], params: Params, taps: Taps, known: Known
     ) -> dict[tuple[Equation, int], Any]:
-        """The weights of a body, and of the bodies inside, that follow from what `env` holds; it grows on the way."""
+        """The weights of a body and of bodies inside that are computed from `env` alone; `env` grows on the way."""
         found: dict[tuple[Equation, int], Any] = {}
         constants = self.annotation.constants
 
@@ -321,7 +324,7 @@ def _numbers_as(x: jax.Array, params: Any) -> Any:
 
 
 def _once(x: Quantized) -> Quantized:
-    """The same tensor, which the compiler does not compute anew for each reader (see `computed_once`)."""
+    """The same tensor, but the compiler must not recompute it for each reader (see `computed_once`)."""
     if not isinstance(x.codes, Tracer):
         return x
     # Always true (NaN included), but the compiler cannot prove it, so it keeps the branch.

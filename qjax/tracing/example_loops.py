@@ -1,8 +1,10 @@
-"""Loops over the examples of a batch, as `jax.lax.map(f, batch)` writes them, are read as `jax.vmap` of their body.
+"""Reads loops over the examples of a batch, such as `jax.lax.map(f, batch)`, as `jax.vmap` of their body.
 
-A scan that carries nothing computes every row on its own. Where its length follows the size of the batch it would have
-quantizers for each example, and no form for another batch. All rows at once have both. What follows the batch shows in
-a second trace of the call, for a batch of another size.
+    lax.map(f, batch)    ->    vmap(f)(batch)
+
+A scan without a carry computes every row independently. If its length is the batch size, it would need quantizers for
+each example and would fit one batch size only, whereas the vmapped body has neither problem. Which lengths follow the
+batch size is seen by comparing with a second trace of the call, for a batch of another size.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from qjax.tracing.loop_params import with_counts
 
 
 class _Opened(threading.local):
-    """The equations that are read so right now, by identity."""
+    """The equations that are currently read in this way, by identity."""
 
     loops: frozenset[int] = frozenset()
 
@@ -27,24 +29,24 @@ _opened = _Opened()
 
 
 def loops_of(closed: Any) -> list[Any]:
-    """The scans of a jaxpr that carry nothing, in order, those inside of calls and of other loops included."""
+    """The scans without a carry in a jaxpr, in order, including those inside calls and other loops."""
     return [
         eqn for eqn in _walk(closed.jaxpr) if eqn.primitive.name == "scan" and with_counts(eqn.params)["num_carry"] == 0
     ]
 
 
 def followers(loops: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Those of `loops` whose length follows the batch; others: the same loops for a batch of another size."""
+    """The loops whose length follows the batch size; others: the same loops, traced for another batch size."""
     if len(loops) != len(others):
         return []
-    # JAX keeps one jaxpr of a function that is called twice: its loop has to follow the batch in both calls
+    # JAX has one jaxpr for a function that is called twice, so its loop must follow the batch in both calls.
     steady = {id(a) for a, b in zip(loops, others, strict=True) if a.params["length"] == b.params["length"]}
     return [eqn for eqn in loops if id(eqn) not in steady]
 
 
 @contextlib.contextmanager
 def opened(loops: Sequence[Any]) -> Generator[None]:
-    """While a jaxpr is read that has these loops over the examples."""
+    """A context in which a jaxpr with these loops over the examples is read."""
     outer = _opened.loops
     _opened.loops = outer | {id(eqn) for eqn in loops}
     try:
@@ -54,7 +56,7 @@ def opened(loops: Sequence[Any]) -> Generator[None]:
 
 
 def body_of(eqn: Any) -> Any:
-    """All iterations of such a loop at once, as a closed jaxpr; None for other equations."""
+    """All iterations of such a loop at once, as a closed jaxpr; None for any other equation."""
     if id(eqn) not in _opened.loops:
         return None
     consts = with_counts(eqn.params)["num_consts"]

@@ -1,7 +1,9 @@
-"""Translates elementwise equations on one value to steps of an `elementary.Expression`.
+"""Translates elementwise equations on one value to the steps of an `elementary.Expression`.
 
-Calls that the tracer kept as one equation (`jax.nn.silu`, custom derivatives) are opened here. The expression holds
-only the value of a function; the equation keeps its derivative.
+    exp(-x); 1 + that; 1 / that    ->    the expression with the steps neg, exp, add, div
+
+Calls that the tracer did not inline (`jax.nn.silu`, custom derivatives) are opened here. The expression holds only the
+function's value; its derivative remains that of the equation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +22,13 @@ _PLAIN = frozenset(PRIMITIVES) - {"select", "integer_pow", "round_even", "round_
 IDENTITIES = PLACEMENTS | frozenset(
     "copy copy_p stop_gradient optimization_barrier reduce_precision name identity".split()  # noqa: SIM905
 )
-"""Primitives that leave numbers alone."""
+"""Primitives that do not change numbers."""
 
 _MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims"})
 
 
 class NotElementwise(Exception):
-    """Something that is no elementwise function of one value, or that no expression can say."""
+    """Raised for equations that are no elementwise function of one value, or that no expression can represent."""
 
 
 class Builder:
@@ -38,7 +40,7 @@ class Builder:
         self.parameters: list[Any] = []
 
     def parameter(self, key: Any) -> Operand:
-        """A scalar that is known when the model runs; `key` tells it from others."""
+        """A scalar that is known only when the model runs; `key` identifies it."""
         if key not in self.parameters:
             self.parameters.append(key)
         return -1 - self.parameters.index(key)
@@ -63,7 +65,7 @@ class Builder:
         return Expression(tuple((name, tuple(map(renamed, given))) for name, given in steps), count)
 
     def equation(self, eqn: Equation, operands: Sequence[Operand]) -> list[Operand]:
-        """The operands that an equation's outputs are."""
+        """Add the steps of an equation; returns the operands that stand for its outputs."""
         inner = called(eqn.primitive, eqn.source)
         if inner is not None:
             return self._call(inner, operands)
@@ -105,7 +107,7 @@ class Builder:
         if primitive in IDENTITIES and len(given) == 1:
             return first
         if primitive in _MOVES:
-            # moves of a scalar, and moves that keep the shape, change nothing
+            # moves of a scalar, and moves that keep the shape, do not change the value
             return first
         if primitive == "convert_element_type":
             return self._converted(first, dtypes[0], dtype)
@@ -128,7 +130,7 @@ class Builder:
         return self.add(primitive, *given)
 
     def add(self, primitive: str, *given: Operand) -> Operand:
-        """One more step."""
+        """Add one step and return its operand."""
         self.steps.append((primitive, given))
         return len(self.steps)
 
@@ -159,14 +161,14 @@ class Builder:
         return self.add(primitive, *given)
 
     def _chosen(self, given: Sequence[Operand]) -> Operand:
-        """select_n of truth values."""
+        """`select_n` between truth values."""
         which, no, yes = given
         taken, other = self.add("and", which, yes), self.add("and", self.add("not", which), no)
         return self.add("or", taken, other)
 
 
 def constant(value: Any) -> Operand:
-    """A literal's operand; the one number of an array."""
+    """The operand of a literal, or of an array's only element."""
     array = np.asarray(value)
     if array.size != 1:
         raise NotElementwise("constants of several elements")

@@ -1,8 +1,10 @@
-"""Loops with a condition whose number of iterations is known when the model is traced, as scans of that length.
+"""Turns while loops whose trip count is known at trace time into scans of that length.
 
-`lax.while_loop` with a counter, `lax.fori_loop` with a bound that JAX does not take for static: the condition looks at
-numbers that begin as constants and of which each iteration makes the next from constants. So the iterations can be
-counted before any input is known. A scan has a gradient and an integer form.
+    while i < 5: x = f(x); i = i + 1    ->    scan of f over 5 iterations
+
+These are `lax.while_loop` with a counter, and `lax.fori_loop` with a bound that JAX does not treat as static. The
+condition reads only numbers that start as constants and that each iteration computes from constants, so the iterations
+can be counted before any input is known. A scan has a gradient and an integer form; a while loop has neither.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +19,14 @@ from jax.extend.core import jaxpr_as_fun
 from qjax.numerics.meshes import shape_of
 
 MOST = 4096
-"""Iterations up to which they are counted."""
+"""The trip count is given up beyond this number of iterations."""
 
 
 def scanned(eqn: Any, constants: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
-    """The equation of a while loop as a closed jaxpr of the same inputs and outputs; None where data decide its length.
+    """The equation of a while loop as a closed jaxpr of the same inputs and outputs, or None if data decide its length.
 
     Args:
-      constants: of each input, its numbers if they are known. run: an equation and its inputs to its outputs.
+      constants: per input, its value if it is known. run: computes an equation's outputs from its inputs.
     """
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     fixed, first = _counts(eqn)
@@ -44,13 +46,13 @@ def scanned(eqn: Any, constants: Sequence[Any], run: Callable[[Any, Sequence[Any
 
 
 def _counts(eqn: Any) -> tuple[int, int]:
-    """Where the constants of the body begin among the inputs, and where the state does."""
+    """The positions, among the inputs, of the first constant of the body and of the first value of the state."""
     fixed = eqn.params["cond_nconsts"]
     return fixed, fixed + eqn.params["body_nconsts"]
 
 
 class _Part:
-    """The condition or the body: a jaxpr whose first inputs are given once."""
+    """The condition or the body: a jaxpr whose first inputs are the same in every iteration."""
 
     def __init__(self, closed: Any, given: Sequence[Any]) -> None:
         self.jaxpr = closed.jaxpr
@@ -59,7 +61,7 @@ class _Part:
         self.state = self.jaxpr.invars[len(given) :]
 
     def reads(self, outputs: Sequence[int]) -> tuple[set[object], list[Any]]:
-        """What some outputs are made from: inputs, and equations in order."""
+        """What some outputs depend on: inputs, and equations in order."""
         needed = {self.jaxpr.outvars[i] for i in outputs if not hasattr(self.jaxpr.outvars[i], "val")}
         kept: list[Any] = []
         for eqn in reversed(self.jaxpr.eqns):
@@ -69,14 +71,14 @@ class _Part:
         return needed.intersection([*self.jaxpr.invars, *self.jaxpr.constvars]), kept[::-1]
 
     def known(self, outputs: Sequence[int]) -> bool:
-        """Whether those outputs are made from numbers that are known, and from the state."""
+        """Whether some outputs depend only on known numbers and on the state."""
         inputs, eqns = self.reads(outputs)
         return all(var in self.state or _is_number(self.given[var]) for var in inputs) and not any(
             eqn.effects for eqn in eqns
         )
 
     def run(self, outputs: Sequence[int], state: dict[int, Any], bind: Any) -> list[Any]:
-        """Some outputs, from the numbers of the state that they need."""
+        """Compute some outputs from the numbers of the state that they need."""
         env = {**self.given, **{self.state[i]: value for i, value in state.items()}}
 
         def value(var: Any) -> Any:
@@ -88,7 +90,7 @@ class _Part:
 
 
 def _iterations(cond: _Part, body: _Part, initial: Sequence[Any], bind: Any) -> int | None:
-    """How often the body runs; None where that is not known."""
+    """How often the body runs, or None if that is not known."""
     counters: set[int] = set()
     new = _positions(cond, [0])
     while new - counters:
@@ -107,7 +109,7 @@ def _iterations(cond: _Part, body: _Part, initial: Sequence[Any], bind: Any) -> 
 
 
 def _positions(part: _Part, outputs: Sequence[int]) -> set[int]:
-    """The parts of the state that some outputs are made from."""
+    """The positions in the state on which some outputs depend."""
     inputs, _ = part.reads(outputs)
     return {i for i, var in enumerate(part.state) if var in inputs}
 

@@ -1,8 +1,10 @@
-"""Run-time checks inside of a model, such as `equinox.error_if`: a `cond` that returns its operands or raises an error.
+"""Drops run-time checks of a model, such as `equinox.error_if`: a `cond` that returns its operands or raises.
 
-A graph calls no Python, so the branch that fails is left out, as `jax.debug.print` is. A branch fails if it reads
-nothing that the other branch returns and calls a pure function of Python that raises an error. Whether it raises is
-tried: the function is called once, with zeros. Every other `cond` is refused later.
+    cond(bad, raise_error, lambda x: x, x)    ->    x
+
+A graph calls no Python, so the failing branch is left out, as `jax.debug.print` is. A branch counts as failing if it
+reads nothing that the other branch returns and calls a pure Python function that raises an error. To find out whether
+it raises, the function is called once with zeros. Any other `cond` is rejected later.
 """
 
 from typing import Any
@@ -14,7 +16,7 @@ _CUSTOM = "custom_jvp_call"
 
 
 def returned_operands(eqn: Any) -> list[int] | None:
-    """Of a run-time check: per result, which operand of the equation it is. None for any other equation."""
+    """For a run-time check: per result, the index of the operand that it returns. None for any other equation."""
     if eqn.primitive.name == "cond":
         branches = [branch.jaxpr for branch in eqn.params["branches"]]
         passing = [found for branch in branches if (found := _passed_on(branch)) is not None]
@@ -31,7 +33,7 @@ def returned_operands(eqn: Any) -> list[int] | None:
 
 
 def _passed_on(jaxpr: Any) -> list[int] | None:
-    """Per result of a function that returns some of its arguments, checked or not: which one. None otherwise."""
+    """Per result of a function that returns some of its arguments, checked or not: which argument. None otherwise."""
     places: dict[Any, int] = {var: index for index, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         found = returned_operands(eqn) or []
@@ -44,7 +46,7 @@ def _passed_on(jaxpr: Any) -> list[int] | None:
 
 
 def _fails(branch: Any, returned: list[int]) -> bool:
-    """Whether a branch raises an error, and reads none of the operands that are `returned`."""
+    """Whether a branch raises an error and reads none of the operands in `returned`."""
     operands = {branch.invars[index] for index in returned}
     if any(not hasattr(var, "val") and var in operands for eqn in branch.eqns for var in eqn.invars):
         return False

@@ -1,9 +1,12 @@
-"""Tables of functions of integers: one row for each possible integer.
+"""Builds the tables for functions of integers, with one row for each possible integer.
 
-`rewrites.integers` finds the functions. A table needs the range of the integers, which the recipe declares
-(`qjax.integers`) or calibration finds. It is not known when a model is read, so this is not among `REWRITERS`. A table
-is a constant of the model and is quantized like a weight. Its rows are read like those of an embedding, so an integer
-out of range reads the nearest row.
+    sin(positions[..., None] / timescale)    ->    take(table, positions), where row i of the table is sin(i /
+      timescale)
+
+`rewrites.integers` finds the functions. A table needs the range of its integers, which the recipe declares
+(`qjax.integers`) or calibration finds; it is not known when a model is traced, so this is not among `REWRITERS`. A
+table is a constant of the model and is quantized like a weight. Its rows are read like those of an embedding, so an
+integer out of range reads the nearest row.
 """
 
 import dataclasses
@@ -26,17 +29,17 @@ from qjax.tracing.rewrites.integers import NAME
 from qjax.tracing.rewrites.literals import numbers
 
 MOST = 2**24
-"""Elements of a table."""
+"""Elements of a table, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Integers:
-    """The range of integers that a function reads.
+    """The range of the integers that a function reads.
 
-    Also that of a mask, whose numbers are 0 and 1, and may be floats.
+    It is also the range of a mask, whose numbers are 0 and 1 and may be floats.
 
-    name: an argument of the model ("positions"), or of the values that the model computes. low, high: the least one,
-    and the first beyond the greatest. declared: by the recipe, not found in data.
+    name: an argument of the model ("positions"), or a value that the model computes. low, high: the smallest integer,
+    and one more than the greatest. declared: whether the recipe declared it; otherwise calibration found it.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Integers:
             )
 
     def check(self, name: str, x: Any) -> None:
-        """Raise where concrete integers lie outside of the range."""
+        """Raise an error if concrete integers lie outside of the range."""
         if isinstance(x, Tracer) or not np.size(x):
             return
         # NumPy does not know bfloat16 as a float
@@ -65,34 +68,34 @@ class Integers:
         low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
         if low < self.low or high >= self.high:
             raise ValueError(
-                f"Input {name!r}: expected integers from {self.low} to {self.high - 1}, got {low} to {high}. "
-                "A mask of integers holds 0 and 1. A table holds a function of integers; declare their range: "
+                f"Input {name!r}: expected integers from {self.low} to {self.high - 1}, got {low} to {high}. A mask "
+                "must consist of 0 and 1. A function of integers becomes a table, so declare the range that it needs: "
                 f"qjax.Recipe(integers=(qjax.integers({self.name!r}, {min(low, self.low)}, "
                 f"{max(high + 1, self.high)}),))."
             )
 
     def _check_mask(self, name: str, x: np.ndarray) -> None:
-        """Raise where floats are others than the numbers of a mask."""
+        """Raise an error if a float mask holds other numbers than 0 and 1."""
         wrong = x[(x != 0) & (x != 1)]
         if wrong.size:
             raise ValueError(
-                f"Input {name!r}: expected 0 and 1, got {float(wrong[0])} among {wrong.size} others of {x.size}. The "
-                "model hides what is 0: it computes (1 - mask) times -1e4 or less. Round the mask first. "
-                "Where it weighs instead of hiding, use a factor of -100."
+                f"Input {name!r}: expected a mask of 0 and 1, got {float(wrong[0])} among {wrong.size} other values of "
+                f"{x.size}. The model hides elements where the mask is 0: it computes (1 - mask) times -1e4 or less. "
+                "Round the mask first. If it weighs elements rather than hiding them, use a factor of -100."
             )
 
 
 def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
-    """The integers of which functions are tables: inputs under their names, computed values under their module's.
+    """The integers that functions with a table read: inputs by their names, computed values by their module's.
 
-    A part of an input has the input's name and its place: "positions[0]" is the first coordinate.
+    Part of an input is named by the input and its position: "positions[0]" is the first coordinate.
     """
     inputs = dict(zip(program.inputs, names, strict=True))
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     found: dict[Value, str] = {}
     for eqn in program.equations:
         if eqn.primitive == NAME and (root := eqn.inputs[0]) not in found:
-            name = inputs.get(root) or _part(root, made, inputs)
+            name = inputs.get(root) or _name_slice(root, made, inputs)
             if name is None:
                 maker = made[root]
                 name = f"{maker.scope}/{maker.primitive}" if maker.scope else maker.primitive
@@ -102,8 +105,8 @@ def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
     return found
 
 
-def _part(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, str]) -> str | None:
-    """The name of a slice of an input."""
+def _name_slice(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, str]) -> str | None:
+    """The name of a slice of an input, such as "positions[0]"."""
     place = ""
     while (maker := made.get(root)) is not None and maker.primitive in ("slice", "squeeze"):
         if maker.primitive == "slice":
@@ -121,12 +124,12 @@ def _part(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, st
 
 
 def whole_of(name: str) -> str:
-    """The argument that a part belongs to."""
+    """The argument to which such a part belongs."""
     return name.partition("[")[0]
 
 
 def observed(program: Program, args: Sequence[Any], names: Sequence[str]) -> dict[str, jax.Array]:
-    """Per root, the least and the greatest integer in a call: int32 of shape (2,)."""
+    """The smallest and greatest integer of each root in a call: int32 of shape (2,)."""
     roots = integer_roots(program, names)
     return in_automatic(lambda *args: _observed(program, args, roots), tuple(args), whole) if roots else {}
 
@@ -145,10 +148,10 @@ def _observed(program: Program, args: Sequence[Any], roots: Mapping[Value, str])
 
 
 def with_integers(program: Program, names: Sequence[str], ranges: Mapping[str, Integers]) -> Program:
-    """The program with each function of integers as the lookup of a row.
+    """Replace each function of integers by a row lookup in its table.
 
     Raises:
-      ValueError: a range that is not known, or that makes too large a table.
+      ValueError: a range is unknown or would make too large a table.
     """
     roots = integer_roots(program, names)
     if not roots:
@@ -161,8 +164,8 @@ def with_integers(program: Program, names: Sequence[str], ranges: Mapping[str, I
         known = ranges.get(roots[eqn.inputs[0]])
         if known is None:
             raise ValueError(
-                f"This call computes a function of integers {roots[eqn.inputs[0]]!r} ({eqn.location}) that was not "
-                "there when the model was quantized. Call qjax.quantize with a sample that takes this path."
+                f"This call computes a function of integers {roots[eqn.inputs[0]]!r} ({eqn.location}) that did not "
+                "occur when the model was quantized. Call qjax.quantize with a sample that takes this path."
             )
         equations += _lookup(eqn, known)
     return dataclasses.replace(program, equations=tuple(equations))
@@ -176,8 +179,9 @@ def _lookup(eqn: Equation, known: Integers) -> list[Equation]:
     shape = (known.high - known.low, *output.shape[len(root.shape) :])
     if int(np.prod(shape, dtype=np.int64)) > MOST:
         raise ValueError(
-            f"{eqn.location}: the function of {known.name!r} needs a table of {'x'.join(map(str, shape))} numbers, "
-            f"more than {MOST}. Declare a smaller range: qjax.Recipe(integers=(qjax.integers({known.name!r}, 0, n),))."
+            f"{eqn.location}: the function of the integers {known.name!r} needs a table of {'x'.join(map(str, shape))} "
+            f"numbers, more than {MOST}. Declare a smaller range: qjax.Recipe(integers=(qjax.integers({known.name!r}, "
+            "0, n),))."
         )
     number = numbers(Program((), (), group.equations))
     literals: dict[Value, np.ndarray] = {}
@@ -209,18 +213,21 @@ def _lookup(eqn: Equation, known: Integers) -> list[Equation]:
 
 
 def _finite(table: np.ndarray, eqn: Equation, known: Integers) -> np.ndarray:
-    """The table with infinities at its ends, where its codes will be clamped."""
+    """The table with infinities only at its ends, where its codes will be clamped."""
     missing = np.isnan(table)
     if missing.any():
         first = known.low + int(np.argmax(missing.reshape(len(table), -1).any(axis=1)))
         raise ValueError(
-            f"{eqn.location}: the function of {known.name!r} has no value at {first}. Every integer from {known.low} "
-            f"to {known.high - 1} needs one. Guard the function (jnp.maximum, jnp.where), or declare another range: "
-            f"qjax.Recipe(integers=(qjax.integers({known.name!r}, low, high),))."
+            f"{eqn.location}: the function of the integers {known.name!r} is NaN at {first}, but every integer from "
+            f"{known.low} to {known.high - 1} needs a value. Guard the function (jnp.maximum, jnp.where), or declare "
+            f"another range: qjax.Recipe(integers=(qjax.integers({known.name!r}, low, high),))."
         )
     finite = table[np.isfinite(table)]
     if not finite.size:
-        raise ValueError(f"{eqn.location}: the function of {known.name!r} is infinite for every integer.")
+        raise ValueError(
+            f"{eqn.location}: the function of the integers {known.name!r} is infinite for each of them, so it has no "
+            "table."
+        )
     return np.clip(table, finite.min(), finite.max())
 
 

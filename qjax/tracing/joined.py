@@ -1,12 +1,12 @@
-"""Results on a grid that may hold numbers outside of the range of their operand.
+"""Finds results that share their operand's quantizer although they may contain numbers outside of its range.
 
-An operation that moves or selects codes shares the quantizer of its operand. A constant that it puts among them can lie
-outside of the range that this quantizer was calibrated for:
+An operation that moves or selects codes shares the quantizer of its operand. A constant that it inserts among them can
+lie outside of the range for which this quantizer was calibrated:
 
     jnp.where(mask, x, 50.0)        jnp.pad(x, 2, constant_values=50.0)        jnp.maximum(x, 50.0)
 
-So the calibration observes the result as well, unless the constant is known to fit: zero always has a code. Where only
-a maximum or a softmax reads the result, a constant below the range loses nothing by becoming the least code.
+The calibration therefore observes the result as well, unless the constant is known to fit (zero always has a code). If
+only a maximum or a softmax reads the result, a constant below the range may become the lowest code without any loss.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from qjax.tracing.rewrites.inline import inlined
 
 
 def may_leave_range(op: Op, eqn: Equation, constant: Sequence[bool], number: Callable[[Value], Any]) -> bool:
-    """Whether the result may hold numbers outside of the range of its operand.
+    """Whether the result may contain numbers outside of the range of its operand.
 
-    number: the array that a value is, or None where it is not known.
+    number: returns the array of a value that is known, and None for any other.
     """
     filling = op.filling(op.attributes(eqn))
     if filling != "constants":
@@ -36,7 +36,7 @@ def may_leave_range(op: Op, eqn: Equation, constant: Sequence[bool], number: Cal
         if value is None:
             return False
         if op.clamps:
-            # the range holds zero, so a bound on the far side of zero only takes numbers away
+            # the range contains zero, so a bound on the far side of zero can only narrow it
             return bool(np.all(value <= 0) if role == "low" else np.all(value >= 0))
         return not np.any(value)
 
@@ -44,9 +44,9 @@ def may_leave_range(op: Op, eqn: Equation, constant: Sequence[bool], number: Cal
 
 
 def hide_ends(annotation: Annotation, whole: Program) -> None:
-    """Say of every joined result which ends of the range its readers ignore.
+    """Record for every joined result which ends of the range its readers ignore.
 
-    A maximum ignores what is small, but returns it where there is nothing else. So its result is joined in its place.
+    A maximum ignores small numbers, but returns them where there is nothing else, so its own result is checked in turn.
     """
     if not annotation.joined:
         return
@@ -80,12 +80,12 @@ def hide_ends(annotation: Annotation, whole: Program) -> None:
 
 
 def with_own_quantizers(program: Program, annotation: Annotation) -> Program:
-    """The program in which a constant joins a copy of its operand, where others read the operand, too.
+    """Give an operand that others read too a copy with its own quantizer, before a constant joins it.
 
         y = select(mask, 50.0, x)    ->    x2 = mul(x, 1.0); y = select(mask, 50.0, x2)
 
-    The product ends at a quantizer of its own, which the constant may widen: the other readers of x lose no codes.
-    The same program is returned where there is nothing to do.
+    The product ends at a quantizer of its own, which the constant may widen, so the other readers of x lose no codes.
+    The same program is returned if there is nothing to do.
     """
     forks, made = program.forks, {value: eqn for eqn in program.equations for value in eqn.outputs}
 
@@ -115,7 +115,7 @@ def with_own_quantizers(program: Program, annotation: Annotation) -> Program:
 
 
 def _adds_constants(annotation: Annotation, eqn: Equation) -> bool:
-    """Whether constants that its readers can see are put among the codes, without which the operand would stay."""
+    """Whether an equation inserts constants that its readers can see among the codes of an operand."""
     op, _ = annotation.ops[eqn]
     joined = annotation.joined[eqn.outputs[0]]
     return (

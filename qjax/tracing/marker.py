@@ -1,8 +1,10 @@
-"""A primitive that keeps a whole layer as one equation of the jaxpr.
+"""A primitive that represents a whole layer as one equation of the jaxpr.
 
-Batch normalisation, dropout and embedding lookups consist of many primitives, and of different ones in training and in
-evaluation. A layer bound here remains one equation with its name and static attributes. It computes, differentiates and
-batches like the function that it wraps, so it works under every transformation.
+    y = nn.Dropout(0.1)(x)    is traced as    y = layer[op="dropout", attributes=...] x mask
+
+Batch normalisation, dropout and embedding lookups consist of many primitives, which differ between training and
+evaluation. A layer that is bound here remains one equation with its name and static attributes. It computes,
+differentiates and batches like the function that it wraps, so it works under every transformation.
 """
 
 import dataclasses
@@ -18,10 +20,10 @@ from qjax.numerics.meshes import shape_of
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The static side of a marked layer: hashable, so that it can be a parameter of the primitive.
+    """The static part of a marked layer: hashable, so that it can be a parameter of the primitive.
 
-    op: the operation's name. operands: names of the inputs in order. attributes: sorted pairs.
-    function: the float computation, arrays -> list of arrays; compared by identity.
+    op: the operation's name. operands: names of the inputs in order. attributes: sorted pairs. function: the float
+    computation, arrays -> list of arrays; compared by identity.
     """
 
     op: str

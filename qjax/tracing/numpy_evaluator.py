@@ -1,4 +1,4 @@
-"""Runs equations on numpy's float64 arrays: tables of functions of integers, with the same bits on every machine."""
+"""Evaluates equations in NumPy's float64, so that tables of integer functions have the same bits on every machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Composite, Equation, Value
 
 OUTER = "dot_general"
-"""Without summed axes: every element of one tensor times every element of the other."""
+"""With no summed axes, this multiplies every element of one tensor with every element of the other."""
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs,
@@ -101,11 +101,11 @@ _MOVES: Mapping[str, Callable[..., Any]] = {
     "squeeze": _reshape,
     "transpose": lambda eqn, x: x.transpose(0, *(1 + axis for axis in eqn.params["permutation"])),
 }
-"""Primitives that read their parameters; arrays have an axis in front."""
+"""Primitives with parameters; their arrays have one more axis in front, that of the integers."""
 
 
 def knows(eqn: Equation) -> bool:
-    """Whether an equation can be computed here."""
+    """Whether an equation can be evaluated here."""
     if isinstance(eqn.source, Composite):
         return False
     if eqn.primitive == OUTER:
@@ -120,7 +120,7 @@ def rows(
     """A table with the equations' result for each integer; float32 [integers, the output's other axes].
 
     Args:
-      root: the integers' place in the equations. output: its first axes are the root's.
+      root: the value in the equations that the integers replace. output: its first axes are the root's.
       known: constants that the equations read, other than literals.
     """
     size, rank = max(1, int(np.prod(root.shape))), len(root.shape)
@@ -148,7 +148,7 @@ def rows(
                 continue
             given = [get(value) for value in eqn.inputs]
             if eqn.primitive in _FUNCTIONS:
-                # a scalar has only the chunk axis: give it the rank of the others
+                # a scalar has only the axis of the integers, so give it the rank of the others
                 most = max(x.ndim for x in given)
                 given = [x.reshape(*x.shape, *(1,) * (most - x.ndim)) if x.ndim == 1 else x for x in given]
                 env[eqn.outputs[0]] = _FUNCTIONS[eqn.primitive](*given)

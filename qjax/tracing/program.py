@@ -1,8 +1,11 @@
-"""The traced model as a flat list of equations, with calls inlined, scopes and source lines attached.
+"""The traced model as a flat list of equations: calls are inlined, and scopes and source lines are attached.
+
+    jaxpr      pjit[f] x, with f = { a: mul x 2.0; b: tanh a }
+    Program    mul x 2.0 (scope "mlp", "model.py:12"); tanh a (scope "mlp", "model.py:12")
 
 A jaxpr nests `jit`, custom derivatives, `remat` and `scan`. They are opened here once, for the annotator, the
 evaluation and the lowering. Calls like `jit` are inlined. `remat` and `scan` keep their body, because evaluation must
-keep their memory behaviour.
+have the same memory behaviour as the model.
 """
 
 import dataclasses
@@ -30,7 +33,7 @@ from qjax.tracing.loop_params import with_counts
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-# jax and flax may lie elsewhere: on PYTHONPATH, or installed with --target
+# jax and flax may be installed elsewhere: on PYTHONPATH, or with --target
 _FLAX = [os.path.dirname(spec.origin) for spec in [importlib.util.find_spec("flax")] if spec and spec.origin]
 _LIBRARIES = (*(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE, *_FLAX)), _JAX)
 
@@ -41,27 +44,27 @@ NAMED = "+"
 """Follows a marked path to which the names of `jax.named_scope` within it belong as well: "@net+"."""
 
 _NAME = re.compile(r"[\w.~#-]+")
-"""Names that a user gives; JAX's own, such as the subscripts of einsum, have other characters."""
+"""Names that a user may choose; JAX's own, such as the subscripts of einsum, contain other characters."""
 
 ATOMIC = frozenset(
     """celu elu erf gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
     mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh""".split()  # noqa: SIM905
 )
-"""Functions of `jax.nn` that are one function of real numbers: never quantized inside."""
+"""Functions of `jax.nn` that are treated as one function of real numbers and never quantized inside."""
 
 _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
-"""Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""
+"""Functions of `jax.numpy` that search a sorted array. They are not inlined, so that messages can name them."""
 
 WRITTEN_ANEW = frozenset({"copysign", "hypot", "signbit"})
-"""Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.open_calls`."""
+"""Functions of `jax.numpy` whose own equations do not work on codes, see `rewrites.open_calls`."""
 
 _WHOLE = ATOMIC | _SEARCHES | WRITTEN_ANEW
 
 IDENTITY = "identity"
-"""The name of a call of a function that gives back its argument."""
+"""The name of a call of a function that returns its argument."""
 
 _CHECK = "run_time_check"
-"""Stands for a check among the equations until `_without_checks` knows what else was computed for it."""
+"""Represents a check among the equations until `_without_checks` knows what else was computed for it."""
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 CUSTOM = {
@@ -69,21 +72,21 @@ CUSTOM = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-"""Primitives of functions with a derivative of their own: the parameter that holds the function."""
+"""Primitives of functions with a custom derivative, and the parameter that holds the function."""
 
 CALLED = _CALLS | CUSTOM
-"""Primitives that call a jaxpr: the parameter that holds it."""
+"""Primitives that call a jaxpr, and the parameter that holds it."""
 
 _MATMULS = frozenset({"dot_general", "conv_general_dilated", "qjax_layer"})
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """One array of the program, known by identity.
+    """One array of the program, compared by identity.
 
     constant: the data of a literal, else None. fixed: whether it is made of parameters and literals alone, as far as
-    the program was told which of its inputs are parameters (see `rewrites.mark_parameters`). kind: its type in
-    the user's model, where that is known.
+    the program was told which of its inputs are parameters (see `rewrites.mark_parameters`). kind: its type in the
+    user's model, if that is known.
     """
 
     shape: tuple[int, ...]
@@ -94,7 +97,7 @@ class Value:
 
     @property
     def spec(self) -> PartitionSpec:
-        """How explicit axes of a mesh split it in the user's model."""
+        """How explicit mesh axes split it in the user's model."""
         return spec_of(self.kind)
 
     @property
@@ -107,8 +110,8 @@ class Equation:
     """One operation on values.
 
     primitive: the jaxpr primitive's name, or a name that the tracer read from a call ("relu", "softmax", a layer).
-    scope: path of the module whose `__call__` ran it. location: "file:line" in the user's code, if known.
-    body: the inner program of "scan" and "remat". function: the name in `ATOMIC` of the function it is a part of.
+    scope: path of the module whose `__call__` ran it. location: "file:line" in the user's code, if known. body: the
+    inner program of "scan" and "remat". function: the name of the function in `ATOMIC` that it is a part of.
     """
 
     primitive: str
@@ -143,12 +146,12 @@ class Equation:
 
     @property
     def is_scan(self) -> bool:
-        """Whether it runs its body once for each row of its inputs; the other equation with a body is "remat"."""
+        """Whether it runs its body once for each row of its inputs; the only other equation with a body is "remat"."""
         return self.primitive == "scan"
 
     @property
     def where(self) -> str:
-        """The user's line and module, for messages."""
+        """The user's line and module, for error messages."""
         module = f" in module {self.scope!r}" if self.scope else ""
         return f"{self.location or 'unknown line'}{module}"
 
@@ -158,7 +161,7 @@ class Equation:
         return tuple(value.fixed or value.constant is not None for value in self.inputs)
 
     def bind(self, *args: Any) -> list[Any]:
-        """Run the equation on arrays (or other floats of the same shapes) as JAX would."""
+        """Run the equation as JAX would, on arrays (other float dtypes of the same shapes are allowed)."""
         if isinstance(self.source, Composite):
             return self.source.bind(args)
         return bind_equation(self.source, args)
@@ -174,13 +177,13 @@ class Program:
 
     @functools.cached_property
     def forks(self) -> frozenset[Value]:
-        """The values that several equations read: where a residual branch leaves the stream, say."""
+        """The values that several equations read, for example where a residual branch leaves the stream."""
         readers = Counter(value for eqn in self.equations for value in set(eqn.inputs))
         readers.update(set(self.outputs))
         return frozenset(value for value, count in readers.items() if count > 1)
 
     def walk(self) -> Iterator[Equation]:
-        """Every equation, those of bodies included, in order."""
+        """Every equation in order, including those of bodies."""
         for eqn in self.equations:
             yield eqn
             if eqn.body is not None:
@@ -196,7 +199,7 @@ class Composite:
     outputs: tuple[Value, ...]
 
     def bind(self, args: Sequence[Any]) -> list[Any]:
-        """Run the group, one equation after the other."""
+        """Run the group's equations one after the other."""
         env: dict[Value, Any] = dict(zip(self.inputs, args, strict=True))
         for eqn in self.equations:
             # a literal input of the group may be replaced by its codes
@@ -206,9 +209,9 @@ class Composite:
 
 
 def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """Run an equation of a jaxpr, a call as a call.
+    """Run an equation of a jaxpr; a call stays a call.
 
-    On a mesh with explicit axes, what holds types (a function, a sharding) runs with those of its trace.
+    On a mesh with explicit axes, parameters that contain types (a function, a sharding) are those of the trace.
     """
     mesh = None if is_plain(tuple(eqn.params.values())) else mesh_of(var.aval for var in eqn.outvars)
     if mesh is None or get_abstract_mesh() != automatic_view(mesh):
@@ -234,7 +237,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, np.dtype, type)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether values are equal when they have equal contents; anything else (a jaxpr, a function) may differ."""
+    """Whether equal contents mean equal values; others (a jaxpr, a function) may differ all the same."""
     return all(map(is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
@@ -385,13 +388,13 @@ def _is_identity(closed: Any) -> bool:
 
 
 def _only_call(closed: Any) -> str | None:
-    """The name of the function that a wrapper does nothing but call."""
+    """The name of the function that a wrapper calls, if it does nothing else."""
     eqns = closed.jaxpr.eqns
     return eqns[0].params.get("name") if len(eqns) == 1 else None
 
 
 def _contains_matmul(jaxpr: Any) -> bool:
-    """Also whether it speaks to other devices: both are read one by one."""
+    """Whether a jaxpr contains a matrix product or communicates between devices; both are read one by one."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _MATMULS or single_device_shard_map.speaks(eqn):
             return True
@@ -403,7 +406,7 @@ def _contains_matmul(jaxpr: Any) -> bool:
 
 
 def has_own_backward(source: Any) -> bool:
-    """Whether the source of an equation calls a `jax.custom_vjp`, which cannot be differentiated forward."""
+    """Whether the source of an equation calls a `jax.custom_vjp`, which has no forward-mode derivative."""
     if isinstance(source, Composite):
         return any(has_own_backward(eqn.source) for eqn in source.equations)
     if source.primitive.name in CUSTOM and source.primitive.name != "custom_jvp_call":
@@ -413,7 +416,7 @@ def has_own_backward(source: Any) -> bool:
 
 
 def _scope(eqn: Any, outer: str) -> str:
-    """The path of the module around an equation; `NAMED` in front of it where names within belong to it."""
+    """The path of the module around an equation, with `NAMED` in front if names within it belong to the path."""
     names = str(eqn.source_info.name_stack)
     marks = list(re.finditer(re.escape(SCOPE) + r"([^/()]*)", names))
     if marks:
@@ -427,7 +430,7 @@ def _scope(eqn: Any, outer: str) -> str:
 
 
 def _function(eqn: Any) -> str | None:
-    """Some functions of `jax.nn` (softmax, gelu) are no call in the jaxpr; only their source line tells."""
+    """The function of `jax.nn` that an equation belongs to: softmax and gelu are no calls, so the line decides."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return None
@@ -445,7 +448,7 @@ def _location(eqn: Any) -> str | None:
 
 
 def user_line(traceback: Any) -> str | None:
-    """The innermost line of a Python traceback that is the user's own, as "file:line"."""
+    """The innermost line of a Python traceback that is in the user's own code, as "file:line"."""
     frames = traceback_lines.extract_tb(traceback)
     return next((f"{f.filename}:{f.lineno}" for f in reversed(frames) if _is_users(f.filename)), None)
 

@@ -1,9 +1,13 @@
-"""Which tensors of a scan have a quantizer, and which of its values are constants.
+"""Decides which tensors of a scan have a quantizer, and which of its values are constants.
 
-A scan over parameters is a stack of layers. Each iteration can have its own quantization parameters, and the carry is
-float in between. A scan over data is a loop over time. It repeats one layer, so all iterations share their quantizers.
-Slices of the data keep the data's quantization parameters, the incoming carry has those of the outgoing one, and
-stacked outputs keep those of their parts. So no tensor is quantized twice.
+A scan over parameters is a stack of layers: each iteration can have its own quantization parameters, and the carry is
+float in between. A scan over data is a loop over time: it repeats one layer, so all iterations share their quantizers.
+
+    stack of layers    scan(layer, x, weights)    quantizers with an axis for the layer, float carry
+    loop over time     scan(cell, h, inputs)      one set of quantizers; h has the same one before and after the cell
+
+In a loop over time, slices of the data have the data's quantization parameters, the incoming carry has those of the
+outgoing one, and stacked outputs have those of their elements, so that no tensor is quantized twice.
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from qjax.tracing.program import Equation, Program, Value
 
 
 def constant_outputs(program: Program, constant: Sequence[bool]) -> list[bool]:
-    """Per output, whether it is made from constants only, when the inputs are constant as given."""
+    """Per output, whether it depends on constants only, given which inputs are constant."""
     known = {value for value, flag in zip(program.inputs, constant, strict=True) if flag}
     for eqn in program.equations:
         flags = [value.constant is not None or value in known for value in eqn.inputs]
@@ -30,7 +34,7 @@ def constant_outputs(program: Program, constant: Sequence[bool]) -> list[bool]:
 def steady(eqn: Equation, body: Program, constant: Sequence[bool]) -> list[bool]:
     """Per input of a scan's body, whether it is constant in every iteration.
 
-    A carry is (a counter, a random key) if it starts from a constant and follows from constants.
+    A carry (a counter, a random key) is constant if it starts as a constant and is computed from constants.
     """
     fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
     flags = list(constant)
@@ -46,7 +50,7 @@ def steady(eqn: Equation, body: Program, constant: Sequence[bool]) -> list[bool]
 
 
 class Scans(States):
-    """The part of the annotator that enters scans."""
+    """The part of the annotator that handles scans."""
 
     def walk(self, program: Program, stack: tuple[int, ...]) -> None:
         """Annotate the equations of a program that lies in scans of these lengths."""
@@ -82,7 +86,7 @@ class Scans(States):
         entering = {*body.inputs[:fixed], *body.inputs[fixed + carried :]}
         for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
             if not flags[index] and not fixed <= index < fixed + carried:
-                # the same tensor in every iteration, or slices of one tensor: one quantizer
+                # the same tensor in every iteration, or slices of one tensor, so one quantizer is enough
                 self.hoist(inner, outer, stack, entering)
         carries = range(fixed, fixed + carried)
         for index, value, outer in zip(carries, body.outputs, eqn.outputs, strict=False):
@@ -109,7 +113,7 @@ class Scans(States):
     def _carry(
         self, eqn: Equation, index: int, inner: Value, value: Value, outer: Value, stack: tuple[int, ...], fresh: bool
     ) -> bool:
-        """Quantize a carry of a scan over data; False if it remains float."""
+        """Quantize a carry of a scan over data; returns False if it remains float."""
         asked, state = self.place_of(inner), self.state.get(value)
         if value in self.result.constants or value.constant is not None:
             return False
@@ -154,7 +158,7 @@ class Scans(States):
             self.stacks.add(outer)
 
     def beside(self, place: Place, name: str, value: Value, stack: tuple[int, ...]) -> Place:
-        """A place with its own label and another place's quantizer."""
+        """A place with its own label that uses another place's quantizer."""
         label = self.unique(name)
         found = Place(label, label, "activation", place.module, place.op, value.shape, (), stack, place.location)
         found.timed = self.timed_within(stack)

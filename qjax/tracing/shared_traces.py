@@ -1,7 +1,7 @@
-"""The training forward of equal equations, traced once (see `numerics.calls`).
+"""Traces the training forward of equal equations only once (see `numerics.calls`), which shortens compilation.
 
-An operation of the training forward is a function of its equation and of arrays. Equations are known by identity, so
-equal ones become a `Form` first: all that an operation may ask of an equation, compared by content.
+An operation's training forward is a function of its equation and of arrays. Equations are compared by identity, so they
+are first turned into a `Form`, which holds all that an operation may read of an equation and compares by content.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from qjax.tracing.program import Composite, Equation, bind_equation, is_plain
 class Form:
     """An equation as `ops.base.Equation` describes it, compared by content.
 
-    source: the primitive of the jaxpr, which `primitive` names. items: of its parameters.
+    source: the primitive of the jaxpr, which `primitive` names. items: those of its parameters.
     """
 
     primitive: str
@@ -47,7 +47,7 @@ class Form:
 
 
 def form_of(eqn: Equation) -> Form | None:
-    """The form of an equation; None where equal contents cannot be told, or a literal is among the inputs."""
+    """The form of an equation; None if its contents cannot be compared, or a literal is among the inputs."""
     items = tuple(sorted(eqn.params.items()))
     if isinstance(eqn.source, Composite) or any(x is not None for x in eqn.literals):
         return None
@@ -58,7 +58,7 @@ def form_of(eqn: Equation) -> Form | None:
 
 
 def training(op: Op, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """`op.training(eqn, inputs)`; for an op that says `traced_once`, as a call that equal equations share."""
+    """`op.training(eqn, inputs)`; for an op with `traced_once`, as a call that equal equations share."""
     if op.traced_once and all(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)):
         form = form_of(eqn)
         if form is not None:

@@ -1,7 +1,9 @@
-"""`jax.shard_map` over a mesh of one device, where it is a call, and what its body says to the other devices.
+"""Reads `jax.shard_map` over a mesh of one device as a plain call.
 
-A layer that splits its work over a mesh is written with `shard_map` always. On a mesh of one device every axis has one
-member: sums over an axis, what is gathered or exchanged along it, are the member's own, and its index is 0.
+    shard_map(f, mesh of one device)(x)    ->    f(x), with psum(y, axis) -> y and axis_index(axis) -> 0
+
+A layer that splits its work over a mesh always uses `shard_map`. On a mesh of one device every axis has one member, so
+sums, gathers and exchanges along an axis return the member's own array, and its index is 0.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ _OWN = frozenset(
 
 
 class _Axes(threading.local):
-    """The axes of one member around what is read right now."""
+    """The mesh axes of one member around the equations that are currently read."""
 
     names: frozenset[Any] = frozenset()
 
@@ -26,7 +28,7 @@ _axes = _Axes()
 
 
 def body_of(eqn: Any) -> ClosedJaxpr | None:
-    """The function that a `shard_map` calls on the one device of its mesh; None for other equations."""
+    """The function that a `shard_map` calls on the one device of its mesh; None for any other equation."""
     if eqn.primitive.name != "shard_map" or eqn.params["mesh"].size != 1:
         return None
     return ClosedJaxpr(eqn.params["jaxpr"], ())
@@ -34,7 +36,7 @@ def body_of(eqn: Any) -> ClosedJaxpr | None:
 
 @contextlib.contextmanager
 def inside(eqn: Any) -> Generator[None]:
-    """While the body of such a `shard_map` is read."""
+    """A context in which the body of such a `shard_map` is read."""
     outer = _axes.names
     _axes.names = outer | frozenset(eqn.params["mesh"].axis_names)
     try:
@@ -44,9 +46,9 @@ def inside(eqn: Any) -> Generator[None]:
 
 
 def hands_on(eqn: Any) -> bool:
-    """Whether an equation returns its operands: the axes that it speaks to have one member, or it marks what varies.
+    """Whether an equation returns its operands, because its axes have one member or it only marks what varies.
 
-    Marks are made anew where an equation runs, see `meshes.varying_as`: a constant stays one.
+    Marks are added again where an equation runs, see `meshes.varying_as`, so a constant stays a constant.
     """
     if eqn.primitive.name == "pvary":
         return True
@@ -62,12 +64,12 @@ def hands_on(eqn: Any) -> bool:
 
 
 def speaks(eqn: Any) -> bool:
-    """Whether an equation is one of those that speak to axes of one member."""
+    """Whether an equation communicates along axes of one member."""
     return hands_on(eqn) or is_first(eqn)
 
 
 def is_first(eqn: Any) -> bool:
-    """Whether an equation asks for the place along axes of one member, which is 0."""
+    """Whether an equation asks for the index along axes of one member, which is 0."""
     if eqn.primitive.name != "axis_index":
         return False
     name = eqn.params["axis_name"]

@@ -219,7 +219,7 @@ def test_what_depends_on_who_computes_it_is_refused(function, name):
     ],
 )
 def test_what_numpy_does_otherwise_is_refused(function):
-    with pytest.raises(Unsupported, match="numpy cannot stand for XLA"):
+    with pytest.raises(Unsupported, match="numpy cannot replace XLA"):
         evaluate(jax.make_jaxpr(function)(X[0, 0]), X[0, 0])
 
 

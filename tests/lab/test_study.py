@@ -95,7 +95,7 @@ def test_what_is_not_a_number_is_left_and_written_down(
     [({"heads, share": 0.5}, "edges, count"), ({"heads, share": 0.5, "edges, count": 0, "tails": 1}, "tails")],
 )
 def test_measuring_something_else_than_was_predicted_is_an_error(values: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=f"toy: predicted and measured differ in {named}"):
+    with pytest.raises(ValueError, match=f"no others, but {named} is only predicted or only measured"):
         run(toy(values), Settings())
 
 

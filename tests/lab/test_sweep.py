@@ -58,7 +58,7 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, capsys: pytest.Cap
     sweep(area, OVER, path)
     path.write_text(path.read_text()[:-9])
     assert without_seconds(sweep(area, OVER, path)) == WHOLE
-    assert "the last row is incomplete and is made again" in capsys.readouterr().err
+    assert "the last row is incomplete and is computed again" in capsys.readouterr().err
     assert [json.loads(line)["area"] for line in path.read_text().splitlines()[1:]] == [10, 20, 30, 20, 40, 60]
 
 
@@ -112,8 +112,8 @@ def test_the_file_of_another_sweep_is_refused(tmp_path: Path, over: dict[str, li
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"width": []}, "the axis 'width' has no values"),
-        ({"width": [1, 2, 1]}, "the axis 'width' has a value twice"),
+        ({"width": []}, "the axis 'width': expected at least one value, got none"),
+        ({"width": [1, 2, 1]}, "the axis 'width' must not have the same value twice"),
         ({"width": [np.float32(1)]}, "axis 'width': expected a number, a text, a boolean or None, got float32"),
         ({"seconds": [1]}, "the axis 'seconds' has the name of a column that the sweep adds"),
     ],
@@ -126,10 +126,10 @@ def test_axes_that_a_file_cannot_keep(over: dict[str, Any], message: str):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"width": 1}, "the result 'width' has the name of another column"),
-        ({"error": 1}, "the result 'error' has the name of another column"),
+        ({"width": 1}, "the result 'width' has the name of an axis or of another column"),
+        ({"error": 1}, "the result 'error' has the name of an axis or of another column"),
         ({"a": np.zeros(2)}, "result 'a': expected a number, .* got ndarray. Convert arrays"),
-        (3, "expected a mapping of results, got int"),
+        (3, "expected it to return a mapping of results, got int"),
     ],
 )
 def test_results_that_a_file_cannot_keep(result: Any, message: str):

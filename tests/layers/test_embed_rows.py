@@ -102,8 +102,8 @@ def test_a_recipe_for_all_layers_leaves_tables_alone():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (qjax.QSpec(axis=(0, 1)), r"a table has scales along its rows, axis=0, got axis=\(0, 1\)"),
-        (qjax.QSpec(axis=1), r"expected scales along the output channels"),
+        (qjax.QSpec(axis=(0, 1)), r"expected axis=0 \(scales along the table's rows\), got axis=\(0, 1\)"),
+        (qjax.QSpec(axis=1), r"scales may run along the output channels only"),
         (qjax.QSpec(group_size=5), r"can have groups of 5.*'words/embedding' \(embed_rows\) groups of 4"),
     ],
 )
@@ -114,5 +114,5 @@ def test_other_scales_are_refused(spec, message):
 
 def test_tflite_refuses(tmp_path):
     graph = qjax.convert(quantized(SPECS["rows"], target="tflite_micro"), TOKENS)
-    with pytest.raises(Exception, match="whose rows have scales of their own"):
+    with pytest.raises(Exception, match="whose rows have different scales"):
         graph.emit("tflite", tmp_path / "model.tflite")

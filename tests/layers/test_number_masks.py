@@ -91,7 +91,7 @@ def test_other_integers_than_0_and_1_are_no_mask() -> None:
     qmodel = qjax.quantize(Attention(FORMS["subtracted"]), qjax.Recipe(), (X, MASK))
     qmodel.eval()
     graph = qjax.convert(qmodel, (X, MASK))
-    message = r"expected integers from 0 to 1, got 0 to 2. A mask of integers holds 0 and 1"
+    message = r"expected integers from 0 to 1, got 0 to 2. A mask must consist of 0 and 1"
     for function in (qmodel, graph):
         with pytest.raises(ValueError, match=message):
             function(X, 2 * MASK)
@@ -109,9 +109,10 @@ def test_other_floats_than_0_and_1_are_no_mask(wrong: float) -> None:
     graph, other = qjax.convert(qmodel, (X, mask)), mask.at[1, 0].set(wrong)
     for function in (qmodel, graph, functools.partial(qjax.exact(qmodel, (X, mask)), qmodel)):
         for given in (other, other.astype(jnp.bfloat16)):
-            with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong} among 1 others of 18"):
+            message = f"'input/1': expected a mask of 0 and 1, got {wrong} among 1 other values of 18"
+            with pytest.raises(ValueError, match=message):
                 function(X, given)
-    with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong}"):
+    with pytest.raises(ValueError, match=f"'input/1': expected a mask of 0 and 1, got {wrong}"):
         qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, other))
 
 

@@ -95,7 +95,7 @@ def test_the_trained_codes_and_their_gradient(name):
 def test_errors():
     x = jnp.ones((3,), jnp.float32)
     params = QParams(F(0.1), np.int32(0), QSpec(bits=8, symmetric=False))
-    with pytest.raises(ValueError, match="has a rounding of its own"):
+    with pytest.raises(ValueError, match="defines its own rounding"):
         quantize(x, params, rounding="nearest_away", quantization="division")
     with pytest.raises(ValueError, match="expected one of reciprocal_fma, "):
         emulated_steps(x, F(0.1), np.int32(0), "reciprocal")

@@ -32,7 +32,7 @@ def test_ends_and_other_ranges():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="expected a function out of logistic, tanh, got 'gelu'"):
+    with pytest.raises(ValueError, match="expected a function among logistic, tanh, got 'gelu'"):
         lookup_table("gelu", 0.1, 0, 0.1, 0)
     with pytest.raises(ValueError, match="scales must be finite and positive"):
         lookup_table("tanh", 0.0, 0, 0.1, 0)

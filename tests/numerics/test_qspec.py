@@ -125,7 +125,7 @@ ASYMMETRIC = QSpec(symmetric=False)
         (1e-31, 0, QSpec(), ValueError, "2\\^-100"),
         (1e300, 0, QSpec(), ValueError, "finite"),
         (np.array([1.0, 0.0]), np.zeros(2, int), QSpec(axis=0), ValueError, "1 of 2 out of range"),
-        (1.0, 1, QSpec(), ValueError, "a symmetric spec has zero_point 0"),
+        (1.0, 1, QSpec(), ValueError, "a symmetric spec needs zero_point 0"),
         (1.0, 128, ASYMMETRIC, ValueError, r"in \[-128, 127\]\. Got 128"),
         (1.0, 2**40, ASYMMETRIC, ValueError, "does not fit into int32"),
         (1.0, np.nan, ASYMMETRIC, ValueError, "a learned zero_point must be finite"),

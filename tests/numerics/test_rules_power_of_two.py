@@ -128,7 +128,7 @@ def test_names():
     assert np.array_equal(default, named)
     assert np.array_equal(default, requantize(acc, 0.125, rule="nearest_even"))
     for name in ("power_of_two:UP:SAT", "power_of_two:TRN:CLIP", "power_of_two:TRN", "power_of_two:TRN:SAT:1"):
-        with pytest.raises(ValueError, match=rf"rounding out of TRN, .*overflow out of SAT, .*WRAP. Got '{name}'"):
+        with pytest.raises(ValueError, match=rf"rounding among TRN, .*overflow among SAT, .*WRAP. Got '{name}'"):
             get_rule(name)
     with pytest.raises(ValueError, match=r"rule must be one of .*nemo:D, power_of_two:ROUNDING:OVERFLOW. Got 'half:1'"):
         get_rule("half:1")

@@ -184,7 +184,7 @@ def test_codes_of_uint8_are_those_of_int8_moved(method):
 
 def test_errors():
     constants = softmax.prepare("gemmlowp", 0.1)
-    with pytest.raises(ValueError, match=r"a method out of gemmlowp, float32.*\. Got 'exact'"):
+    with pytest.raises(ValueError, match=r"a method among gemmlowp, float32.*\. Got 'exact'"):
         softmax.prepare("exact", 0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"finite and positive\. Got -0\.1"):
         softmax.prepare("float32", -0.1)

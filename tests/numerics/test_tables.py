@@ -65,11 +65,11 @@ def test_ranges():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"a method out of exact, gemmlowp, tflite, xnnpack\. Got 'float'"):
+    with pytest.raises(ValueError, match=r"a method among exact, gemmlowp, tflite, xnnpack\. Got 'float'"):
         function_table("float", "tanh", 0.1, 0, 2.0**-7, 0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"with scale 0\.0078125 and zero point 0\. Got scale 0\.1 and zero point 3"):
         function_table("gemmlowp", "tanh", 0.1, 0, 0.1, 3)
-    with pytest.raises(ValueError, match=r"expected a function out of logistic, tanh\. Got 'relu'"):
+    with pytest.raises(ValueError, match=r"expected a function among logistic, tanh\. Got 'relu'"):
         function_table("xnnpack", "relu", 0.1, 0, 0.1, 0)
     with pytest.raises(ValueError, match=r"scales must be finite and positive\. Got 0\.0"):
         function_table("tflite", "tanh", 0.0, 0, 0.1, 0)

@@ -225,7 +225,7 @@ def test_what_is_no_plain_lstm_is_refused():
     refused("an LSTM with peephole", changes={9: 3})
     refused("an LSTM with a projection", changes={16: 3})
     refused("an LSTM with layer normalization", changes={20: 3})
-    refused("whose input gate is that of forgetting", changes={1: -1})
+    refused("whose input and forget gates are coupled", changes={1: -1})
     refused("whose activation is not TANH", fusedActivationFunction=1)
     refused("diagonal recurrent weights", diagonalRecurrentTensors=True)
     refused("its hidden state has the scale 0.5", hidden=Grid(0.5, -2))

@@ -167,5 +167,5 @@ def test_what_has_no_defined_result_is_refused():
         reader.read(model("uint8", (2, 3), (16, 24), 8, HALF), target="tflite_optimized_arm")
     with pytest.raises(ValueError, match="exclude each other"):
         interpolation("exact", "int8", Grid(3, 5, True, True), Grid(3, 5, True, True))
-    with pytest.raises(ReadError, match="both coincide"):
+    with pytest.raises(ReadError, match="corners and pixel centers that coincide"):
         reader.read(model("int8", (5, 7), (13, 11), 3, CORNERS | HALF))

@@ -214,7 +214,7 @@ def test_errors_of_ranges_say_what_to_declare():
         qjax.integers("positions", 4, 4)
     with pytest.raises(ValueError, match=r"expected an integer input.*got 'position'.*'positions'"):
         quantized(sines, batch(), qjax.integers("position", 0, 4096))
-    with pytest.raises(ValueError, match=r"has no value at 0\. Every integer from 0 to 2047 needs one"):
+    with pytest.raises(ValueError, match=r"is NaN at 0, but every integer from 0 to 2047 needs a value"):
         quantized(lambda model, x, positions: x * jnp.log(angles(positions) - 1.0), batch())
     with pytest.raises(ValueError, match="needs a table of 4194304x8 numbers, more than 16777216"):
         quantized(sines, batch(), qjax.integers("positions", 0, 2**22))
@@ -272,5 +272,5 @@ def test_the_warning_names_the_tensors_that_need_more_bits():
 def test_a_function_that_16_bits_do_not_save_is_not_told_to_take_them():
     wide = qjax.Override(activations=qjax.QSpec(bits=16))
     x = jax.random.uniform(jax.random.key(0), (64, 4), minval=-1e6, maxval=1e6)
-    with pytest.warns(UserWarning, match=r"says little of the function\. Bound the input"):
+    with pytest.warns(UserWarning, match=r"too few codes for the function\. Bound the input"):
         qjax.quantize(Of(lambda model, x, positions: jnp.sin(x)), qjax.Recipe(overrides={".*": wide}), (x, x[:, 0]))

@@ -36,7 +36,7 @@ from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph
 
 VERSION = 4
-"""Of the format; a file of any other is refused."""
+"""The version of the format; a file of any other is refused."""
 MAX_FILE = 4 * 2**30
 MAX_HEADER = 64 * 2**20
 
@@ -104,8 +104,8 @@ def load(path: StrPath, *, max_bytes: int = MAX_FILE) -> Graph:
 def artifact_size(graph: Graph) -> int:
     """The bytes that a graph's constants take in its file: weights, biases, multipliers, shifts, tables.
 
-    Codes of at most 4 (2) bits count as packed, two (four) to a byte. Scales, zero points and the header are
-    not counted.
+    Codes of at most 4 (2) bits count as packed, two (four) to a byte. Scales, zero points and the header are not
+    counted.
     """
     return sum(stored_bytes(tensor) for tensor in graph.constants())
 
@@ -192,7 +192,7 @@ def _check_frame(data: bytes) -> None:
         raise ArtifactError("expected a qjax artifact, got an empty file: write it again with qjax's save.")
     seen = data[8 : 8 + len(START)]
     if data[4:8] == b"TFL3":
-        raise ArtifactError("this is a .tflite model, and load reads what qjax's save wrote: use qjax.read(path).")
+        raise ArtifactError("this is a .tflite model, but load only reads what qjax's save wrote: use qjax.read(path).")
     if not START.startswith(seen):
         raise ArtifactError(
             f"expected a qjax artifact ({START.decode()}... from byte 8 on), got {data[:32]!r}...: "

@@ -1,9 +1,9 @@
-"""Codes of two and four bits, several to a byte.
+"""Packs codes of two and four bits, several to a byte.
 
-XLA and the runtimes carry narrow codes in int8 or uint8; on disk they take the bits that they need. Element
-`i` of the flattened array lies in byte `i // k` at bit `(i % k) * bits`, `k = 8 / bits`: the first element in
-the lowest bits, as TFLite and ONNX lay out int4. Negative codes are in two's complement. The unused bits of
-the last byte are zero.
+XLA and the runtimes store narrow codes in int8 or uint8; on disk they take the bits that they need. Element `i` of the
+flattened array lies in byte `i // k` at bit `(i % k) * bits`, `k = 8 / bits`: the first element in the lowest bits, in
+the layout of int4 in TFLite and ONNX. Negative codes are in two's complement. The unused bits of the last byte are
+zero.
 """
 
 import numpy as np
@@ -15,10 +15,9 @@ PACKED_DTYPES = ("int8", "uint8")
 
 
 def packed_bits(dtype: str, quantization: Quantization | None) -> int | None:
-    """2 or 4 where every code of the range fits that many bits, None where the dtype's width is kept.
+    """2 or 4 if every code of the range fits that many bits, None if the dtype's width is used.
 
-    Three bits are stored as four. Wider dtypes are never packed, so that reading expands a file at most
-    fourfold.
+    Three bits are stored as four. Wider dtypes are never packed, so that reading expands a file at most fourfold.
     """
     if quantization is None or dtype not in PACKED_DTYPES:
         return None

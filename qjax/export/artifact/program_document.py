@@ -1,9 +1,9 @@
 """A graph as one JSON document and a flat set of named arrays, and back.
 
-The document holds the structure; every number that decides a bit is an array: the data of the constants, the
-scales (float32, never written in decimal) and the zero points (int32). The arrays of tensor `t` are named
-`value:t`, `scale:t` and `zero_point:t`. Tuples in attributes and in the metadata become lists; all else
-returns as it was. The quantized graph of a program is the field "quantized", see `quantized_document`.
+The document contains the structure; every number that decides a bit is an array: the data of the constants, the scales
+(float32, never written in decimal) and the zero points (int32). The arrays of tensor `t` are named `value:t`, `scale:t`
+and `zero_point:t`. Tuples in attributes and in the metadata become lists; all else returns unchanged. The quantized
+graph of a program is the field "quantized", see `quantized_document`.
 """
 
 import math
@@ -26,7 +26,7 @@ MAX_BYTES = 2**62
 
 _GRAPH = ("target", "quantization", "inputs", "outputs", "tensors", "nodes", "metadata")
 _OPTIONAL = ("dequantization", "quantized")
-"""Fields that only graphs with another formula than the first have, and those that keep their quantized graph."""
+"""Fields that are only present for graphs with a non-default dequantization, or with their quantized graph."""
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 
 
@@ -34,7 +34,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
     """The document and the arrays of a finished graph, each in an order that depends on the graph only.
 
     Raises GraphError for a graph that is not finished or breaks a rule, and ArtifactError for what a file cannot
-    hold: tracers, attributes that are not JSON.
+    contain: tracers, attributes that are not JSON.
     """
     for stage in (graph, graph.quantized):
         for tensor in stage.tensors.values() if stage is not None else ():
@@ -60,7 +60,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def decode(text: str, arrays: Arrays) -> Graph:
-    """The inverse. Trusts nothing: every field and array is checked, then the graph by `check_integer`.
+    """The inverse. It trusts nothing: every field and array is checked, then the graph by `check_integer`.
 
     Raises ArtifactError or GraphError.
     """

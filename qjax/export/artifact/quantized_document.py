@@ -1,12 +1,12 @@
 """The quantized graph of a program as a part of the program's document, and back.
 
-Nearly all of it is in the program too, and is stored once: quantization parameters, and the codes of weights, at times
-with the sign of some channels changed. Two things of the quantized graph are identities, which the lists "parameters"
-and "arrays" keep: tensors that share quantization parameters, and constants that are one array, as those of a loop's
-steps are.
+Nearly all of it is also in the program, and is stored once: quantization parameters, and the codes of weights,
+sometimes with the sign of some channels changed. Two things of the quantized graph are identities, which the lists
+"parameters" and "arrays" preserve: tensors that share quantization parameters, and constants that are one array, such
+as those of a loop's steps.
 
     {"inputs": [...], "outputs": [...], "nodes": [...],
-     "tensors": [{name, shape, dtype, parameters: place in the list or null, data: place in the list or null}, ...],
+     "tensors": [{name, shape, dtype, parameters: index in the list or null, data: index in the list or null}, ...],
      "parameters": [name of a tensor of the program, or {scale, zero_point, qmin, qmax, axes}, ...],
      "arrays": [{tensor: name of a tensor of the program, negated: null or [axis, array]} or {array}, ...]}
 
@@ -33,7 +33,7 @@ Array = np.ndarray
 
 
 def encode(program: Graph, arrays: dict[str, Array]) -> dict[str, Any] | None:
-    """The part of the document, its own arrays added to `arrays`; None for a program without a quantized graph."""
+    """The part of the document; its own arrays are added to `arrays`. None for a program without a quantized graph."""
     graph = program.quantized
     return None if graph is None else _Encoder(program, arrays).document(check_quantized(graph))
 
@@ -83,8 +83,8 @@ class _Encoder:
             found: Any = self._grids.get(_content_of(quantization))
             if found is None:
                 found = {
-                    "scale": self._stored(np.asarray(quantization.scale)),
-                    "zero_point": self._stored(np.asarray(quantization.zero_point)),
+                    "scale": self._store_array(np.asarray(quantization.scale)),
+                    "zero_point": self._store_array(np.asarray(quantization.zero_point)),
                     "qmin": quantization.qmin,
                     "qmax": quantization.qmax,
                     "axes": quantization.axes,
@@ -97,7 +97,7 @@ class _Encoder:
         if id(value) not in self._known_arrays:
             array = np.asarray(value)
             self._known_arrays[id(value)] = len(self.entries)
-            self.entries.append(self._shared(array) or {"array": self._stored(array)})
+            self.entries.append(self._shared(array) or {"array": self._store_array(array)})
         return self._known_arrays[id(value)]
 
     def _shared(self, array: Array) -> dict[str, Any] | None:
@@ -111,10 +111,10 @@ class _Encoder:
             for axis in range(array.ndim):
                 flags = changed.any(axis=tuple(other for other in range(array.ndim) if other != axis))
                 if np.array_equal(_negated(np.asarray(self.program.tensors[name].value), flags, axis), array):
-                    return {"tensor": name, "negated": [axis, self._stored(flags)]}
+                    return {"tensor": name, "negated": [axis, self._store_array(flags)]}
         return None
 
-    def _stored(self, array: Array) -> str:
+    def _store_array(self, array: Array) -> str:
         key = f"quantized:{self.own}"
         self.own += 1
         self.arrays[key] = array
@@ -122,11 +122,11 @@ class _Encoder:
 
 
 def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
-    """The quantized graph. Trusts nothing: every field is checked, then the graph by `check_quantized`.
+    """The quantized graph. It trusts nothing: every field is checked, then the graph by `check_quantized`.
 
     Args:
       item: the part of the document. program: the decoded program.
-      take: the array of a name, each once; raises where there is none.
+      take: returns the array of a name, each once; raises an error if there is none.
     """
     known = strict_json.fields(item, _FIELDS, _WHERE)
     parameters = [
@@ -145,7 +145,7 @@ def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
     if (inputs, outputs) != (program.inputs, program.outputs):
         raise ArtifactError(f"{_WHERE}: expected the program's inputs and outputs, got {inputs} and {outputs}.")
     for name, held in program.tensors.items():
-        # The shapes of the program were computed from its nodes; what both stages hold has one shape.
+        # The shapes of the program were computed from its nodes; tensors in both stages have the same shape.
         tensor = tensors.get(name)
         if tensor is not None and held.value is None and (tensor.shape, tensor.dtype) != (held.shape, held.dtype):
             raise ArtifactError(
@@ -161,7 +161,7 @@ def _parameters(entry: Any, program: Graph, take: Callable[[str], Array]) -> Qua
         held = program.tensors.get(entry)
         if held is None or held.quantization is None:
             raise ArtifactError(f"{where}: expected a tensor of the program with a scale, got {entry[:40]!r}.")
-        # A new object: tensors share quantization parameters if they hold the same object.
+        # A new object, because tensors share quantization parameters if they refer to the same object.
         return Quantization(**vars(held.quantization))
     given = strict_json.fields(entry, _PARAMETERS, where)
     scale, zero_point = (take(strict_json.name(given[key], where)) for key in ("scale", "zero_point"))
@@ -179,7 +179,7 @@ def _array(entry: Any, program: Graph, take: Callable[[str], Array]) -> Array:
         raise ArtifactError(f"{where}: expected a constant of the program, got {str(given['tensor'])[:40]!r}.")
     value = np.asarray(held.value)
     if given["negated"] is None:
-        # A view is a new object: constants are one array if they hold the same object.
+        # A view is a new object, because constants are one array if they refer to the same object.
         return value.view()
     negated = strict_json.sequence(given["negated"], where)
     if len(negated) != 2:
@@ -219,13 +219,13 @@ def _has_sign(codes: Array) -> bool:
 
 
 def _negated(codes: Array, flags: Array, axis: int) -> Array:
-    """Codes with another sign where the flag of their place along an axis is set."""
+    """Codes, negated where the flag of their index along an axis is set."""
     shape = [-1 if other == axis else 1 for other in range(codes.ndim)]
     return np.where(flags.reshape(shape), -codes, codes)
 
 
 def _content(array: Array) -> tuple[Any, ...]:
-    """What two arrays have in common only if they are equal."""
+    """A key that is equal for two arrays only if they are equal."""
     data = np.ascontiguousarray(array)
     return str(data.dtype), array.shape, hashlib.blake2b(data.tobytes()).digest()
 

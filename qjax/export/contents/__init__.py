@@ -1,4 +1,4 @@
-"""The operators of a file, for `qjax.profiles` to judge.
+"""Lists the operators of a file, for `qjax.profiles` to judge.
 
 A graph is judged by the file that the profile's emitter writes.
 """
@@ -19,10 +19,10 @@ from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, c
 from qjax.support.errors import Problems, Unsupported
 
 PROFILE = "profile"
-"""The key of a graph's metadata with the name of its profile."""
+"""The metadata key of a graph that stores the name of its profile."""
 
 BLIND = "uncalibrated"
-"""The key of a graph's metadata with the names of the quantizers whose calibration data were a single number."""
+"""The metadata key of a graph that stores the names of quantizers whose calibration data were a single number."""
 
 
 def check_file(data: bytes, profile: str | Profile) -> Verdict:
@@ -48,9 +48,9 @@ def check_graph(
     scheme: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Judge the file that the profile's emitter writes of a graph.
+    """Judge the file that the profile's emitter writes for a graph.
 
-    A graph that the format cannot hold breaks the rule "file".
+    A graph that the format cannot represent breaks the rule "file".
 
     Args:
       trained, scheme: see `profiles.check_operators`. options: of the emitter; None: those of the profile.
@@ -74,7 +74,7 @@ def operators_of_graph(
     """The operators of the file that the profile's emitter writes, and what it cannot write.
 
     Raises:
-      ValueError: the format cannot hold the graph.
+      ValueError: the format cannot represent the graph.
     """
     islands = Problems()
     for node in graph.nodes:
@@ -89,13 +89,13 @@ def operators_of_graph(
         data, problems = tflite_emitter.attempt(graph, **options)
         return (reader.operators_of_bytes(data) if data else []), problems.found
     if not graph.target.startswith("onnxruntime"):
-        # The profile judges operators, which do not depend on the target; it may belong to a device that takes no ONNX.
+        # The profile judges operators, which do not depend on the target; it may be for a device that takes no ONNX.
         graph = retarget(graph, "onnxruntime")
     return reader.operators_of(onnx_emitter.to_model(graph, **options), _places(graph)), []
 
 
 def _judged(profile: Profile) -> str:
-    """The format whose operators are judged: a .pte is made of a QDQ model."""
+    """The format whose operators are judged; for a .pte it is ONNX, because a .pte is made of a QDQ model."""
     return "onnx" if profile.format == "pte" else profile.format
 
 
@@ -115,10 +115,10 @@ def _places(graph: Graph) -> Mapping[str, tuple[str, str | None]]:
 
 
 def profile_for(graph: Graph, format: str, asked: str | Profile | None) -> Profile | None:
-    """The profile that a file is checked by; None: no device is claimed.
+    """The profile by which a file is checked; None if it is for no particular device.
 
     Raises:
-      ProfileError: one was asked for whose device takes another format.
+      ProfileError: the device of the requested profile takes another format.
     """
     if asked is None:
         name = graph.metadata.get(PROFILE)

@@ -37,19 +37,19 @@ _FIRST_ONLY = (
     "TopK",
     "Gather",
 )
-"""Operators of which all inputs but the first are parameters: shapes, axes, bounds, indices."""
+"""Operators whose inputs other than the first are parameters: shapes, axes, bounds, indices."""
 
 Places = Mapping[str, tuple[str, str | None]]
 """Name of a node or a tensor -> the node of the graph and the user's line."""
 
 
 def operators_of(model: onnx.ModelProto, places: Places | None = None) -> list[Operator]:
-    """The operators in execution order. places: of a graph that the file was made of."""
+    """The operators in execution order. places: those of the graph from which the file was made."""
     return _Walk(model, places or {}).run()
 
 
 def operators_of_bytes(data: bytes) -> list[Operator]:
-    """The same of a file's bytes.
+    """The same from a file's bytes.
 
     Raises:
       ReadError: the file is no ONNX model.
@@ -58,14 +58,14 @@ def operators_of_bytes(data: bytes) -> list[Operator]:
         model = onnx.load_from_string(data)
         onnx.checker.check_model(model)
     except Exception as error:
-        # protobuf and the checker raise exceptions of their own classes.
+        # protobuf and the checker raise their own exception classes.
         raise ReadError(f"damaged .onnx file: {str(error).splitlines()[0] if str(error) else error!r}.") from error
     return operators_of(model)
 
 
 class _Walk:
     def __init__(self, model: onnx.ModelProto, places: Places) -> None:
-        # If shapes cannot be inferred they stay unknown, and rules about shapes do not apply.
+        # If shapes cannot be inferred, they remain unknown, and rules about shapes do not apply.
         with contextlib.suppress(RuntimeError, ValueError):
             model = onnx.shape_inference.infer_shapes(model)
         self.graph, self.places = model.graph, places
@@ -96,7 +96,7 @@ class _Walk:
         return found
 
     def _begins(self, node: onnx.NodeProto) -> bool:
-        """Whether a QuantizeLinear makes codes of floats that no operator computed, or changes a grid."""
+        """Whether a QuantizeLinear quantizes floats that no operator computed, or changes a grid."""
         maker = self.maker.get(node.input[0])
         return node.input[0] not in self.data and (maker is None or maker.op_type == "DequantizeLinear")
 
@@ -134,7 +134,7 @@ class _Walk:
         return node.name or node.op_type, None
 
     def behind(self, name: str) -> Tensor:
-        """What an operator reads: the codes behind a DequantizeLinear, or what a fused operator passes on."""
+        """What an operator reads: the codes before a DequantizeLinear, or what a fused operator passes on."""
         node = self.maker.get(name)
         if node is None:
             return self.tensor(name)
@@ -146,7 +146,7 @@ class _Walk:
         return self.ahead(name)
 
     def ahead(self, name: str) -> Tensor:
-        """What an operator writes: the codes that a QuantizeLinear makes of it, past Relu and Clip."""
+        """What an operator writes: the codes that a QuantizeLinear makes of it, after Relu and Clip."""
         shape = self.shape(name)
         current = name
         for _ in range(4):
@@ -161,7 +161,7 @@ class _Walk:
         return self.tensor(name)
 
     def tensor(self, name: str, quantizer: onnx.NodeProto | None = None) -> Tensor:
-        """A tensor under its own name; quantizer: the one whose scales are meant."""
+        """A tensor under its own name; quantizer: the one whose scales are used."""
         scale, zero, axis, blocks = self._grid(name, quantizer)
         return Tensor(name, self.shape(name), self.dtype(name), scale, zero, axis, blocks, self._value(name))
 
@@ -196,7 +196,7 @@ class _Walk:
         return numpy_helper.to_array(self.data[name]) if name in self.data else None
 
     def dtype(self, name: str) -> str:
-        """The dtype's name; of constants behind a Cast, that of what is stored."""
+        """The dtype's name; for constants after a Cast, that of the stored constant."""
         node = self.maker.get(name)
         if node is not None and node.op_type == "Cast" and node.input[0] in self.data:
             return self.dtype(node.input[0])
@@ -211,7 +211,7 @@ class _Walk:
         return onnx.TensorProto.DataType.Name(number).lower() if number != onnx.TensorProto.FLOAT else "float32"
 
     def shape(self, name: str) -> tuple[int | None, ...]:
-        """The sizes, None where they are free or not known."""
+        """The sizes, None if they are free or not known."""
         if name in self.data:
             return tuple(self.data[name].dims)
         info = self.infos.get(name)

@@ -1,4 +1,4 @@
-"""The operators of a .tflite file, for `qjax.profiles`: also of files that qjax cannot read as a graph."""
+"""The operators of a .tflite file, for `qjax.profiles`; it also works for files that qjax cannot read as a graph."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,10 @@ _WEIGHTS: Mapping[str, tuple[int, int | None]] = {
     "FULLY_CONNECTED": (1, 2),
     "TRANSPOSE_CONV": (1, 3),
 }
-"""Operator -> which input is the weight, and which the bias."""
+"""Operator -> the indices of the inputs that are the weight and the bias."""
 
 _ENDS = {"QUANTIZE": 0, "DEQUANTIZE": 1}
-"""Operators with a float side, which is no activation: 0: it reads floats, 1: it writes them."""
+"""Operators whose input (0) or output (1) is float, which does not count as an activation."""
 
 _PARAMETERS = ("int32", "int64")
 
@@ -79,5 +79,5 @@ def _places(model: Model) -> dict[int, tuple[str, str | None]]:
         nodes: list[Any] = document.read(model.data[slice(*span)], "The metadata")["nodes"]
         return {index: (str(node["name"]), node["location"]) for node in nodes for index in range(*node["operators"])}
     except (ValueError, KeyError, TypeError):
-        # Another tool's metadata: without names the check still works.
+        # The metadata is another tool's; without names the check still works.
         return {}

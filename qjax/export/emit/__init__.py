@@ -1,5 +1,7 @@
 """Emitters: they write a finished graph as a file for another program.
 
+    graph.emit("onnx", "model.onnx")    graph.emit("tflite", "model.tflite")    graph.emit("c", "folder")
+
 Each format is one module or package here with `emit(graph, path, **options)`. It is imported on first use, so qjax does
 not require the libraries that write the formats.
 """
@@ -21,18 +23,19 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
 
     Raises:
       TypeError: an option that the format does not have.
-      ValueError: an unknown format, or a graph that the format cannot hold; the message names the nodes and the cure.
-      ModuleNotFoundError: the library that writes the format is missing; the message says what to install.
+      ValueError: an unknown format, or a graph that the format cannot represent; the message names the nodes and the
+        cure.
+      ModuleNotFoundError: the library that writes the format is missing; the message names what to install.
     """
     if format not in FORMATS:
         raise ValueError(
             f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.{did_you_mean(format, FORMATS)}"
         )
     with stage(f"emit: {format}"):
-        # A graph may have been changed by hand, and emitters lay out memory by what it states.
+        # A graph may have been changed by hand, and emitters plan memory by what it states.
         check_computed(graph)
         module = importlib.import_module(f"qjax.export.emit.{format}")
-        # an emitter hands options on to one of the other two
+        # an emitter passes options on to one of the other two
         takes = [f for f in (module.emit, *(getattr(module, name, None) for name in ("to_bytes", "build"))) if f]
         check_options(f"emit: {format}", takes, options)
         module.emit(graph, path, **options)

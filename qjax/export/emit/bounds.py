@@ -1,7 +1,9 @@
-"""The range of every integer of a traced kernel, from the ranges of its operands, for every emitter of traces.
+"""The range of every integer of a traced kernel, computed from the ranges of its operands, for all emitters.
 
-With them a translation uses narrower types, leaves out clamps, and proves that nothing overflows. A range is that of
-the mathematical result. Where it leaves the dtype, the operation may wrap, and nothing is known.
+    x in [-128, 127], w in [-127, 127]    ->    x * w in [-16256, 16256], which fits int16
+
+With ranges a translation uses narrower types, omits clamps, and proves that nothing overflows. A range is that of the
+mathematical result. If it exceeds the dtype, the operation may wrap, and nothing is known.
 """
 
 import itertools
@@ -14,15 +16,15 @@ import numpy as np
 from qjax.numerics.rounding import Rounding
 
 Range = tuple[int, int]
-"""The least and the greatest number, both included."""
+"""The lowest and the highest number, both included."""
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 _WIDEST = 63
-"""No shift is by more bits."""
+"""No shift is by more bits than this."""
 
 
 def of_dtype(dtype: str) -> Range:
-    """Everything that a dtype of integers holds."""
+    """All integers of a dtype."""
     if dtype == "bool":
         return 0, 1
     info = np.iinfo(dtype)
@@ -30,19 +32,19 @@ def of_dtype(dtype: str) -> Range:
 
 
 def fits(found: Range, dtype: str) -> bool:
-    """Whether a dtype of integers holds a range."""
+    """Whether a range fits a dtype of integers."""
     low, high = of_dtype(dtype)
     return low <= found[0] and found[1] <= high
 
 
 def of(name: str, operands: Sequence[Range]) -> Range | None:
-    """The range of an elementwise primitive of integers; None where nothing is known of it."""
+    """The range of an elementwise primitive of integers; None if nothing is known of it."""
     rule = _RULES.get(name)
     return None if rule is None else rule(*operands)
 
 
 def of_rounded_shift(x: Range, shift: Range, rounding: Rounding) -> Range | None:
-    """Of x / 2^shift, rounded."""
+    """The range of x / 2^shift, rounded."""
     if not 0 <= shift[0] <= shift[1] <= _WIDEST:
         return None
     if rounding is Rounding.FLOOR:
@@ -54,13 +56,13 @@ def of_rounded_shift(x: Range, shift: Range, rounding: Rounding) -> Range | None
 
 
 def of_rounded_quotient(numerator: Range, divisor: Range) -> Range:
-    """Of two positive ranges, rounded to the nearest."""
+    """The range of a quotient of two positive ranges, rounded to the nearest."""
     ends = [(2 * a + b) // (2 * b) for a, b in itertools.product(numerator, divisor)]
     return min(ends), max(ends)
 
 
 def fold(name: str, values: Sequence[int], dtype: str) -> int | None:
-    """The result of a primitive of numbers of one dtype, as the dtype has it; None where there is no entry."""
+    """The result of a primitive on numbers of one dtype, wrapped to the dtype; None if there is no entry."""
     function = _FOLDS.get(name)
     if function is None or (name.startswith("shift") and not 0 <= values[1] < 8 * np.dtype(dtype).itemsize):
         return None
@@ -101,7 +103,7 @@ _BY_ORDER: dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool
 
 
 def decided(name: str, a: Range, b: Range) -> bool | None:
-    """The result of a comparison that the ranges decide."""
+    """The result of a comparison if the ranges decide it, else None."""
     if name in ("eq", "ne"):
         if a[1] < b[0] or b[1] < a[0]:
             return name == "ne"
@@ -139,7 +141,7 @@ def _absolute(x: Range) -> Range:
 
 
 def _quotient(a: Range, b: Range) -> Range | None:
-    """Toward zero, of divisors other than 0."""
+    """The range of a quotient that truncates toward zero, for divisors other than 0."""
     if b[0] <= 0 <= b[1]:
         return None
     found = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in itertools.product(a, b)]
@@ -147,7 +149,7 @@ def _quotient(a: Range, b: Range) -> Range | None:
 
 
 def _and(a: Range, b: Range) -> Range:
-    """No number that is not negative is exceeded; with 0 or all ones, the result is 0 or the other number."""
+    """The result does not exceed an operand that is not negative; with 0 or all ones, it is 0 or the other operand."""
     low, high = _bits(a, b)
     for this, other in ((a, b), (b, a)):
         if this[0] >= -1 and this[1] <= 0:
@@ -163,7 +165,7 @@ def _or(a: Range, b: Range) -> Range:
 
 
 def _bits(a: Range, b: Range) -> Range:
-    """Of any operation bit by bit: what so many bits hold."""
+    """The range of any bitwise operation: all numbers of as many bits."""
     width = max(max(x[1], ~x[0]).bit_length() for x in (a, b))
     return (0 if a[0] >= 0 and b[0] >= 0 else -(1 << width)), (1 << width) - 1
 

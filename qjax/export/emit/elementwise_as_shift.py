@@ -1,8 +1,10 @@
-"""Elementwise operations of two tensors of 8-bit codes as products, one sum and one shift, where it is proven.
+"""Elementwise operations of two tensors of 8-bit codes as products, one sum and one shift, if proven equal.
+
+    y = clamp((a * factor0 + b * factor1 + offset) >> shift)
 
 An addition of codes is a plane, rounded and clamped, and a product of codes is a line over the products. A runtime's
-own formula takes many steps, each of which rounds. There are only 65,536 pairs of codes. So the formula is computed for
-all of them, and a plane is taken if it gives the same code for each but a few, which it lists.
+own formula takes many steps, each of which rounds. There are only 65,536 pairs of codes, so the formula is computed for
+all of them. A plane is used if it has the same code for all but a few pairs, which it lists.
 """
 
 import dataclasses
@@ -26,25 +28,24 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _BITS = 30
-"""Of a factor, its sign not counted."""
+"""Bits of a factor, not counting its sign."""
 _MOST_TURNS = 400
 _FEWEST = 16
-"""Pairs within the clamp that say how the plane lies."""
+"""Pairs within the clamp that are needed to determine the plane."""
 _ROOM = 2.0**-26
-"""By how much more than needed the plane turns, in codes."""
+"""By how much more than needed the plane is turned, in codes."""
 MOST_EXCEPTIONS = 8
-"""Pairs whose code is not the plane's; a formula that rounds several times has one or two now and then."""
+"""Pairs whose code differs from the plane's; a formula that rounds several times sometimes has one or two."""
 _NEAR = -(2.0**-8)
-"""With a smaller gap too many pairs are wrong."""
+"""With a smaller gap than this, too many pairs are wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
     """clamp(floor((sum of factors * terms + offset) / 2^shift), lowest, highest).
 
-    The terms are the two codes a and b; or, with `centers`, one: (a - centers[0]) * (b - centers[1]).
-    least, most: of the quotient, before the clamp.
-    exceptions: (a, b, what is added to the code of this pair).
+    The terms are the two codes a and b; or, with `centers`, only one: (a - centers[0]) * (b - centers[1]). least, most:
+    of the quotient, before the clamp. exceptions: (a, b, what is added to the code of this pair).
     """
 
     factors: tuple[int, ...]
@@ -58,7 +59,7 @@ class Plane:
     exceptions: tuple[tuple[int, int, int], ...] = ()
 
     def codes(self, a: Integers, b: Integers) -> Integers:
-        """The codes of codes that broadcast."""
+        """The result for codes that broadcast."""
         total: Any = sum((f * t for f, t in zip(self.factors, terms(a, b, self.centers), strict=True)), self.offset)
         codes = np.clip(total >> self.shift, self.lowest, self.highest)
         for x, y, more in self.exceptions:
@@ -67,7 +68,7 @@ class Plane:
 
 
 def terms(a: Any, b: Any, centers: tuple[int, int] | None) -> tuple[Any, ...]:
-    """What the factors multiply."""
+    """The numbers that the factors multiply."""
     return (a, b) if centers is None else ((a - np.int32(centers[0])) * (b - np.int32(centers[1])),)
 
 
@@ -91,7 +92,7 @@ def kernel(plane: Plane, dtype: str) -> Callable[[jax.Array, jax.Array], jax.Arr
 
 
 def clamped_floor(total: jax.Array, form: Plane | Line) -> jax.Array:
-    """clamp(floor(total / 2^shift), lowest, highest), int32; a clamp only where the quotient leaves the codes."""
+    """clamp(floor(total / 2^shift), lowest, highest), int32; clamped only if the quotient exceeds the codes."""
     shift = jnp.full_like(total, form.shift)
     quotient = right_shift_with_headroom(jnp, total, shift, Rounding.FLOOR).astype(jnp.int32)
     if form.least < form.lowest:
@@ -103,7 +104,7 @@ def clamped_floor(total: jax.Array, form: Plane | Line) -> jax.Array:
 
 @remembered
 def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> Plane | None:
-    """The plane of a node of two inputs of 8 bits with one number for each constant; None where it has none.
+    """The plane of a node with two 8-bit inputs and one number for each constant; None if it has none.
 
     A node without zero points at 0 (`zero_point0`, `zero_point1`) is tried as a sum, any other also as a product.
     """
@@ -131,16 +132,16 @@ def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]
 
 
 def _is_pointwise(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
-    """Whether a formula says so; the exact sum is."""
+    """Whether the node's formula is pointwise; the exact sum is."""
     if "formula" in attributes:
         return formulas.get(attributes["formula"]).is_pointwise(attributes, constants)
     return "rounding" in attributes
 
 
 def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | None = None) -> Plane | None:
-    """The plane that gives table[i, j] for the codes a[i] and b[j], with exceptions if it must; None: none was found.
+    """The plane with table[i, j] for the codes a[i] and b[j], with exceptions if necessary; None if none was found.
 
-    The least and the greatest entry are those of the clamp.
+    The lowest and the highest entry are those of the clamp.
     """
     lowest, highest = int(table.min()), int(table.max())
     inner = (table > lowest) & (table < highest)
@@ -149,7 +150,7 @@ def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | No
     found = [np.broadcast_to(t, table.shape).astype(np.float64) for t in terms(a[:, None], b, centers)]
     points = np.stack([*(t[inner] for t in found), np.ones(np.count_nonzero(inner))], 1)
     slopes: Floats = np.linalg.lstsq(points, table[inner] + 0.5, rcond=None)[0][:-1]
-    # an offset r is right where low <= r + height < high, of all pairs
+    # an offset r is right if low <= r + height < high for all pairs
     low = np.where(table > lowest, table, -np.inf)
     high = np.where(table < highest, table + 1.0, np.inf)
     nearest: Plane | None = None
@@ -177,7 +178,7 @@ def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | No
 
 
 def _with_exceptions(plane: Plane, table: Integers, a: Integers, b: Integers) -> Plane | None:
-    """The plane with the pairs that have another code; None where they are too many."""
+    """The plane with the pairs that have another code; None if they are too many."""
     more = table - plane.codes(a[:, None], b)
     pairs = np.argwhere(more)
     if len(pairs) > MOST_EXCEPTIONS:
@@ -188,7 +189,7 @@ def _with_exceptions(plane: Plane, table: Integers, a: Integers, b: Integers) ->
 def _plane(
     slopes: Floats, offset: float, ends: tuple[int, int], found: list[Floats], centers: tuple[int, int] | None
 ) -> Plane:
-    """In integers."""
+    """The plane with factors and offset rounded to integers."""
     shift = _BITS - int(np.ceil(np.log2(np.abs(slopes).max())))
     factors = tuple(int(np.rint(np.ldexp(slope, shift))) for slope in slopes)
     third = int(np.rint(np.ldexp(offset, shift)))

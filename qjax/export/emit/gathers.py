@@ -1,4 +1,4 @@
-"""The form of `gather` that C and circuits have: whole rows of a table, chosen by indices that are clipped."""
+"""The form of `gather` that C and circuits support: whole rows of a table, selected by clipped indices."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Golden runs, which emitted files check themselves by: inputs, and what the integer interpreter makes of them."""
+"""Golden runs, with which emitted files check themselves: inputs, and the integer interpreter's outputs for them."""
 
 from collections.abc import Mapping
 
@@ -18,10 +18,10 @@ def golden(
     seed: int = 0,
     ends: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Case]:
-    """Runs of the least codes, of the greatest, then of random ones with edges.
+    """Runs on the lowest codes, on the highest, then on random ones with edges.
 
     Args:
-      shapes: of the inputs. ends: the least and the greatest number of inputs that hold fewer than their dtype has.
+      shapes: of the inputs. ends: the lowest and the highest number of inputs with fewer numbers than their dtype.
     """
     rng = np.random.RandomState(seed)
     interpreter = Interpreter(graph)

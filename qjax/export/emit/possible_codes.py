@@ -1,4 +1,4 @@
-"""Which codes a tensor can hold, where they are few: what a sign, a comparison or a ternary quantizer leaves.
+"""Determines the codes that a tensor can contain if they are few, as after a sign, a comparison or a ternary quantizer.
 
 An emitter may compute with such a tensor bit by bit. What is not known here is None, never a guess.
 """
@@ -13,9 +13,9 @@ from qjax.ops.facts import Role
 
 
 def few_codes(graph: Graph, name: str, most: int) -> tuple[int, ...] | None:
-    """The codes that a tensor can hold, in their order; None: more than `most`, or not known.
+    """The codes that a tensor can contain, in order; None if there are more than `most`, or they are not known.
 
-    What the caller gives, and what only moves it, need not lie within the grid.
+    Codes that the caller passes, and those that are only moved from there, need not lie within the grid.
     """
     tensor = graph.tensors[name]
     if np.dtype(tensor.dtype).kind not in "iu":
@@ -27,18 +27,18 @@ def few_codes(graph: Graph, name: str, most: int) -> tuple[int, ...] | None:
         return None
     op = ops.get(node.op)
     if op.role is Role.GRID:
-        return _moved(graph, node, most)
+        return _codes_of_move(graph, node, most)
     if op.role is not Role.PRODUCER:
         return None
     low, high = tensor.quantization.qmin, tensor.quantization.qmax
     if high - low < most:
         # a producer clamps its result to the grid
         return tuple(range(low, high + 1))
-    return _looked_up(graph, node, most) if op.tabulates else None
+    return _codes_of_table(graph, node, most) if op.tabulates else None
 
 
-def _moved(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
-    """Those of the inputs, and what fills up the rest."""
+def _codes_of_move(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
+    """The codes of a node that moves codes: those of its inputs, and of its padding."""
     quantization = graph.tensors[node.output].quantization
     assert quantization is not None
     filling = ops.get(node.op).filling(kernels.attributes(graph, node))
@@ -54,8 +54,8 @@ def _moved(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
     return tuple(sorted(found)) if len(found) <= most else None
 
 
-def _looked_up(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
-    """Those of a table."""
+def _codes_of_table(graph: Graph, node: Node, most: int) -> tuple[int, ...] | None:
+    """The codes of a table."""
     if len(node.inputs) != 1:
         return None
     dtype = np.dtype(graph.tensors[node.inputs[0]].dtype)

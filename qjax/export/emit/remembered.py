@@ -1,7 +1,7 @@
-"""Results that are kept by the contents of what they were computed from.
+"""Caches results by the contents of what they were computed from.
 
 A graph is often written several times: for several batches, with and without vectors, as C and as a circuit. What is
-proven of a node's constants is the same each time.
+proven about a node's constants is the same each time.
 """
 
 import functools
@@ -18,7 +18,7 @@ _MOST = 1024
 def remembered(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorates a function whose result depends on its arguments alone; nobody may change a result.
 
-    Arrays count by their type, shape and bytes, mappings by their items, rules and other objects by themselves.
+    Arrays are compared by their type, shape and bytes, mappings by their items, rules and other objects by identity.
     """
     known: dict[Hashable, _R] = {}
 
@@ -27,7 +27,7 @@ def remembered(function: Callable[_P, _R]) -> Callable[_P, _R]:
         key = _contents((args, options))
         if key not in known:
             if len(known) >= _MOST:
-                # the oldest half
+                # drop the oldest half
                 for old in list(known)[: _MOST // 2]:
                     del known[old]
             known[key] = function(*args, **options)
@@ -41,7 +41,7 @@ def _contents(value: Any) -> Hashable:
         array = np.asarray(value)
         return array.dtype.name, array.shape, array.tobytes()
     if isinstance(value, float):
-        # 0.0 equals -0.0
+        # 0.0 and -0.0 are equal but need different keys
         return float, value.hex()
     if isinstance(value, Mapping):
         return tuple(sorted((name, _contents(item)) for name, item in value.items()))

@@ -1,7 +1,10 @@
-"""The line of a node with weights: what follows its accumulator, as one multiplication and one shift.
+"""The epilogue of a node with weights, from its accumulator to its codes, as one multiplication and one shift.
 
-`lines` finds the numbers, from the rule's own kernel and the accumulators that the weights allow. There is none for a
-rule that is not monotone, and none for codes of 16 bits. Its kernel is then translated as it is.
+    code = clamp((factor * acc + offset) >> shift)
+
+`requantize_as_shift` finds the numbers, from the rule's own kernel and the accumulators that the weights allow. The
+result is called a line, because it is linear up to the floor. A rule that is not monotone has none, and neither have
+codes of 16 bits; their kernel is then translated unchanged.
 """
 
 import dataclasses
@@ -28,15 +31,15 @@ _INT32, _TAME = 2**31, 2**29
 _MOST_CODES = 2**10
 """Codes of 16 bits have too many thresholds."""
 _MOST_THRESHOLDS = 2**22
-"""Of all channels: to look for the lines of 65,536 channels takes minutes, and each is computed once for a product."""
+"""Of all channels: finding the lines of 65,536 channels takes minutes, but each is used for only one product."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
     """What is known of a node with weights when its file is written.
 
-    attributes: of the node. values: its constants by role, and "y_zero_point". low, high: the least and the greatest
-    code minus zero point of its input, 0 among them.
+    attributes: of the node. values: its constants by role, and "y_zero_point". low, high: the lowest and the highest
+    code minus zero point of its input, with 0 between them.
     """
 
     attributes: Mapping[str, Any]
@@ -49,9 +52,8 @@ class Product:
 class Finish:
     """What follows a sum of stored codes, whose zero point and bias are part of the offset.
 
-    line: per channel; None where the rule has none, but is a product in float32. shape: of the channels; it broadcasts
-      against the result's trailing axes.
-    scaled: the same codes by one product in float32, of a rule that is one.
+    line: per channel; None if the rule has none, but is a product in float32. shape: of the channels; it broadcasts
+    against the result's trailing axes. scaled: the same codes by one product in float32, for a rule that is one.
     """
 
     line: Line | None
@@ -62,7 +64,7 @@ class Finish:
 def finish_of_codes(
     attributes: Mapping[str, Any], values: Mapping[str, np.ndarray], codes: tuple[int, int]
 ) -> Finish | None:
-    """For the sum of all codes times their weights, of inputs that hold any code in `codes`; None where no line is it.
+    """For the sum of stored codes times their weights, of inputs with any code in `codes`; None if there is no line.
 
     values: the constants of the node by role, with "zero_point0", which is the code outside of the input.
     """
@@ -76,7 +78,7 @@ def finish_of_codes(
     kept = [axis for _, axis in attributes["channels"]]
     sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
     sums = np.broadcast_to(weight_to_result(sums, attributes["channels"], attributes["rank"]), shape).reshape(-1)
-    moved = None if line is None else _moved(line, zero_point * sums)
+    moved = None if line is None else _shift_line(line, zero_point * sums)
     scaled = _scaled_of(facts, product, line)
     if scaled is not None:
         scaled = dataclasses.replace(scaled, bias=scaled.bias - zero_point * sums)
@@ -86,7 +88,7 @@ def finish_of_codes(
 def finish_of_sum(
     attributes: Mapping[str, Any], values: Mapping[str, np.ndarray], ends: tuple[int, int]
 ) -> Finish | None:
-    """For a sum between two numbers, of a node without weights: its formula or its exact sum. None: no line is it.
+    """For a sum between two numbers, of a node without weights (a formula or an exact sum); None if there is no line.
 
     values: the constants of the node by role, one number each.
     """
@@ -120,7 +122,7 @@ def finish_of_sum(
         return None
     scaled = None
     if name is not None and values.keys() >= {"mantissa", "exponent"}:
-        # a formula in float32 of another form than this product is not proven to be it, and left alone
+        # a float32 formula of another form than this product is not proven to equal it, so it is left alone
         number = Float32(*(values[role].reshape(1) for role in ("mantissa", "exponent")))
         zero_point = int(values["y_zero_point"].reshape(()))
         found = Scaled(np.zeros(1, np.int64), np.asarray(float32.to_array(number)), zero_point, lowest, highest)
@@ -140,9 +142,9 @@ def _program_of_sum(formula: str | None, rounding: str | None) -> Callable[..., 
 
 
 def _scaled_of(facts: "_Facts", product: Product, line: Line | None) -> Scaled | None:
-    """The rule as one product in float32; None for a rule that is none, and where its codes are others.
+    """The rule as one product in float32; None for a rule that is none, or whose codes differ.
 
-    line: the rule's, or None where it has none.
+    line: the rule's, or None if it has none.
     """
     if facts.rule.constants is not Float32:
         return None
@@ -156,8 +158,8 @@ def _scaled_of(facts: "_Facts", product: Product, line: Line | None) -> Scaled |
     return found if spanned is not None and found.is_rule(*spanned) else None
 
 
-def _moved(line: Line, by: Integers) -> Line | None:
-    """The line of accumulators that are greater by a number per channel; None where it leaves 62 bits."""
+def _shift_line(line: Line, by: Integers) -> Line | None:
+    """The line for accumulators that are greater by a number per channel; None if it exceeds 62 bits."""
     more = line.factor.astype(object) * by.astype(object)
     product = line.product + int(max(abs(more), default=0))
     if product >= 2**62:
@@ -229,10 +231,10 @@ def line_within(
     codes: tuple[int, int],
     bits: int | None = None,
 ) -> Line | None:
-    """The line of a monotone rule between two accumulators per channel; None where there is none.
+    """The line of a monotone rule between two accumulators per channel; None if there is none.
 
-    flat: the rule's constants and "bias", which is added to the accumulator, as vectors. codes: the least and the
-    greatest one. bits: see `fit`.
+    flat: the rule's constants and "bias", which is added to the accumulator, as vectors. codes: the lowest and the
+    highest one. bits: see `fit`.
     """
     found = _on_span(rule, flat, zero_point, ends, codes)
     return None if found is None else fit(*found, *codes, bits=bits)
@@ -245,10 +247,10 @@ def _on_span(
     ends: tuple[Integers, Integers],
     codes: tuple[int, int],
 ) -> tuple[Codes, Span] | None:
-    """The rule's codes and the accumulators, as `fit` takes them; None where it is not proven to be monotone there."""
+    """The rule's codes and the accumulators, as `fit` takes them; None if it is not proven to be monotone there."""
     bias = flat["bias"].astype(np.int64)
     if rule.real_bias is not None:
-        # the rule adds a bias of its own; in steps of the accumulator, if it adds it to that
+        # the rule adds its own bias; in steps of the accumulator, if it adds it to that
         own = rule.real_bias(rule.constants(**{role: flat[role] for role in rule.fields}), Real.of(np.float32(1)))
         bias = bias + np.rint(np.clip(own.to_float64(), -(2.0**32), 2.0**32)).astype(np.int64)
     (low, high), (lowest, highest) = ends, codes
@@ -265,7 +267,7 @@ def _on_span(
 
 
 def _bounds(attributes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """The least and the greatest code after the clamps."""
+    """The lowest and the highest code after the clamps."""
     lowest, highest = attributes["qmin"], attributes["qmax"]
     if "clamp_min" in values:
         lowest = max(lowest, int(values["clamp_min"].reshape(())))
@@ -275,7 +277,7 @@ def _bounds(attributes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> 
 
 
 def _raw(rule: str, flat: Mapping[str, np.ndarray], zero_point: np.ndarray) -> Codes:
-    """The rule's kernel, bias and zero point included and without a clamp, on any accumulators of any channels."""
+    """The rule's kernel, with bias and zero point but without a clamp, on any accumulators of any channels."""
     program = _program(rule)
 
     def raw(acc: Integers, channels: np.ndarray) -> Integers:
@@ -287,7 +289,7 @@ def _raw(rule: str, flat: Mapping[str, np.ndarray], zero_point: np.ndarray) -> C
 
 @functools.cache
 def _program(rule: str) -> Callable[..., jax.Array]:
-    """Traced once per rule, for vectors of one length."""
+    """The rule's function, traced once per rule, for vectors of one length."""
     attributes = {"rule": rule, "qmin": -(2**30), "qmax": 2**30 - 1, "dtype": "int32"}
 
     def raw(acc: jax.Array, given: Mapping[str, jax.Array], zero_point: jax.Array) -> jax.Array:
@@ -299,7 +301,7 @@ def _program(rule: str) -> Callable[..., jax.Array]:
 def _is_tame(raw: Codes, span: Span) -> bool:
     """Whether the rule stays within (-2^29, 2^29) on the span, before any clamp, so that it is monotone there.
 
-    From one power of two to the next, what it gives doubles. So it cannot pass a greater number unseen.
+    From one power of two to the next its result doubles, so it cannot exceed the bound in between unnoticed.
     """
     powers = np.int64(1) << np.arange(32, dtype=np.int64)
     probes = np.concatenate([-powers[::-1], np.zeros(1, np.int64), powers])[:, None] + span.kink

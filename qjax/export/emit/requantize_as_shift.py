@@ -1,17 +1,17 @@
-"""Finds one multiplication and one shift that give exactly the codes of a rule of requantization.
+"""Finds one multiplication and one shift that compute exactly the codes of a requantization rule.
 
 A rule is a monotone function of the accumulator, with few values: the codes of the output. Code c begins at the
-threshold T_c, the least accumulator that becomes c or more. Let L(a) = floor((factor * a + offset) / 2^shift). Then L,
-clamped to the codes, is the rule on every accumulator in [low, high] if and only if, for every code c above the least,
+threshold T_c, the lowest accumulator that becomes c or more. Let L(a) = floor((factor * a + offset) / 2^shift). Then L,
+clamped to the codes, is the rule on every accumulator in [low, high] if and only if, for every code c above the lowest,
 
     L(T_c) >= c  where T_c <= high,  and  L(T_c - 1) < c  where T_c > low.
 
 These are linear conditions on factor and offset. The thresholds come from the rule's own kernel, so nothing here knows
 how a rule rounds.
 
-- A rule that rounds negative accumulators otherwise (gemmlowp's two roundings) has two offsets, one for each side of a
-  `kink`.
-- A rule that computes in float32 takes a few accumulators near a tie for the tie. These are `raised` by one.
+- A rule that rounds negative accumulators differently (gemmlowp's two roundings) has two offsets, one for each side of
+  a `kink`.
+- A rule that computes in float32 treats a few accumulators near a tie like the tie. These are `raised` by one.
 """
 
 import dataclasses
@@ -30,26 +30,26 @@ _BLOCK = 8192
 _SMALL_BLOCK = 256
 """How many accumulators `Codes` gets at once: one of two numbers, because its program is traced for each."""
 _MARGIN = 4
-"""How far from a straight line a threshold is looked for first."""
+"""How far from a straight line a threshold is searched first."""
 _BENT = 6
-"""How far apart, in accumulators, the first and the last threshold may be from those of a line, a kink included."""
+"""By how many accumulators the first and the last threshold may deviate from a line's, including a kink."""
 _BITS = 62
 _SPARE_BITS = 16
 _FREE = 2**61
 """An offset without a bound."""
 _MOST_RAISED = 32
-"""Accumulators of a channel. A rule in float32, written in integers, takes more operations than that."""
+"""Accumulators of a channel, at most. A rule in float32, written in integers, takes more operations than that."""
 NEVER = -(2**31)
-"""No accumulator."""
+"""A value that no accumulator has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
     """code = clamp(floor((factor * acc + (offset if acc >= kink else below)) / 2^shift), lowest, highest).
 
-    Per channel, int64. kink, below: None where one offset serves all accumulators. raised: (n, channels) accumulators
-    that are taken for the next one, or NEVER; None for none. least, most: of the quotient, before the clamp. product:
-    the greatest absolute value of factor * acc, with and without an offset.
+    Per channel, int64. kink, below: None if one offset is enough for all accumulators. raised: (n, channels)
+    accumulators that are replaced by the next one, or NEVER; None for none. least, most: of the quotient, before the
+    clamp. product: the greatest magnitude of factor * acc, with and without an offset.
     """
 
     factor: Integers
@@ -75,7 +75,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The accumulators that can occur, by channel, both ends included; and where the sign of the rule's operand is."""
+    """The accumulators that can occur, by channel, both ends included; and where the rule's operand changes sign."""
 
     low: Integers
     high: Integers
@@ -84,7 +84,7 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """The thresholds by code and channel, the codes they begin, and where a factor for 2^shift is looked for."""
+    """The thresholds by code and channel, the codes that begin there, and where a factor for 2^shift is searched."""
 
     found: Integers
     steps: Integers
@@ -101,9 +101,9 @@ class _Problem:
 
 
 def fit(codes: Codes, span: Span, lowest: int, highest: int, *, bits: int | None = None) -> Line | None:
-    """The line of a monotone function of the accumulator with values in [lowest, highest], or None where none is it.
+    """The line of a monotone function of the accumulator with values in [lowest, highest], or None if there is none.
 
-    bits: those of a factor that is preferred, its sign not counted. One of more bits is taken where no other fits.
+    bits: of a preferred factor, not counting its sign. A factor of more bits is used if no other fits.
     """
     found = thresholds(codes, span, lowest, highest)
     steps = np.arange(lowest + 1, highest + 1, dtype=np.int64)[:, None]
@@ -113,12 +113,12 @@ def fit(codes: Codes, span: Span, lowest: int, highest: int, *, bits: int | None
     count = inner.sum(0)
     reach = np.where(count > 1, last - first, 1)
     slope = np.where(count > 1, (count - 1) / np.maximum(reach, 1), 1 / (span.high - span.low + 1))
-    # what a quotient becomes at the ends of the span, beyond the codes
+    # the quotient at the ends of the span, beyond the codes
     greatest = np.max(2 * slope * np.maximum(abs(span.low), abs(span.high)), initial=1.0) + 2.0 * max(-lowest, highest)
     free = _BITS - int(greatest).bit_length() - 1
     enough = 2 * int(np.max(reach, initial=1)).bit_length() + _SPARE_BITS
     last_shift = min(free, enough)
-    # in 32 bits there is seldom room for the factor; a first attempt where there may be
+    # in 32 bits there is seldom room for the factor, so this is a first attempt if there may be
     narrow = 31 - int(greatest).bit_length() - 1
     shifts = [narrow] if narrow >= int(np.max(reach, initial=1)).bit_length() else []
     if bits is not None:
@@ -157,10 +157,10 @@ def _problem(found: Integers, steps: Integers, span: Span, shift: int, line: tup
 
 
 def thresholds(codes: Codes, span: Span, lowest: int, highest: int) -> Integers:
-    """By code above the lowest and channel: the least accumulator in [low, high + 1] that becomes it or more."""
+    """By code above the lowest and channel: the lowest accumulator in [low, high + 1] that becomes it or more."""
     channels = np.arange(span.low.size)
     ends = np.stack([evaluated(codes, end, channels) for end in (span.low, span.high)])
-    # the first and the last code that begin inside of the span; a straight line leads from one to the other
+    # the first and the last code that begin inside of the span; a straight line approximates those in between
     wanted = np.stack([ends[0] + 1, ends[1]])
     low, high = np.broadcast_to(span.low, wanted.shape), np.broadcast_to(span.high + 1, wanted.shape)
     first, last = _search(codes, wanted, low, high)
@@ -191,7 +191,7 @@ def _below(codes: Codes, acc: Integers, steps: Integers, span: Span) -> NDArray[
 def _search(
     codes: Codes, wanted: Integers, low: Integers, high: Integers, channels: np.ndarray | None = None
 ) -> Integers:
-    """The least accumulator in [low, high] that becomes the wanted code or more; `high` itself is not evaluated."""
+    """The lowest accumulator in [low, high] that becomes the wanted code or more; `high` itself is not evaluated."""
     shape = wanted.shape
     if channels is None:
         channels = np.broadcast_to(np.arange(shape[-1]), shape)
@@ -228,19 +228,19 @@ def evaluated(codes: Codes, acc: Integers, channels: np.ndarray) -> Integers:
 def _offsets(
     found: Integers, steps: Integers, low: Integers, high: Integers, one: np.int64, factor: Integers
 ) -> tuple[Integers, Integers]:
-    """The least and the greatest offset that a factor allows on the accumulators in [low, high]."""
+    """The lowest and the highest offset that a factor allows on the accumulators in [low, high]."""
     limit = np.int64(2 * _FREE)
     least = np.where(found <= high, steps * one - np.maximum(found, low) * factor, -limit).max(0, initial=-limit)
     most = np.where(found > low, steps * one - 1 - np.minimum(found - 1, high) * factor, limit).min(0, initial=limit)
-    # a side without accumulators allows everything
+    # a side without accumulators allows every offset
     empty = low > high
     return np.where(empty, -limit, least), np.where(empty, limit, most)
 
 
 def _solve(problem: "_Problem", kinked: bool) -> tuple[Integers, list[tuple[Integers, Integers]]]:
-    """(factor, [(least, greatest offset)] of each side); a least offset above the greatest where nothing fits.
+    """(factor, [(lowest, highest offset)] of each side); the lowest exceeds the highest if nothing fits.
 
-    The room between the two offsets is a concave function of the factor, so that a search by thirds finds its summit.
+    The room between the two offsets is a concave function of the factor, so a ternary search finds its maximum.
     """
     found, steps, span, one = problem.found, problem.steps, problem.span, problem.one
     kink = np.clip(span.kink, span.low, span.high + 1)
@@ -265,7 +265,7 @@ def _solve(problem: "_Problem", kinked: bool) -> tuple[Integers, list[tuple[Inte
             better = width > best[left]
             factor[left] = np.where(better, tried, factor[left])
             best[left] = np.where(better, width, best[left])
-        # neither is a factor, so the summit lies strictly above the first or strictly below the second
+        # neither is a factor, so the maximum lies strictly above the first or strictly below the second
         rising = rooms[0] < rooms[1]
         low[left] = np.where(rising, first + 1, a)
         high[left] = np.where(rising, b, second - 1)
@@ -274,13 +274,13 @@ def _solve(problem: "_Problem", kinked: bool) -> tuple[Integers, list[tuple[Inte
 
 
 def _middle(least: Integers, most: Integers) -> Integers:
-    """An offset in the middle of what is allowed; where a bound is missing the other one, where both are 0."""
+    """An offset in the middle of what is allowed; the other bound if one is missing, and 0 if both are."""
     open_ = (least <= -_FREE) | (most >= _FREE)
     return np.where(open_, np.where(least > -_FREE, least, np.where(most < _FREE, most, 0)), (least + most) // 2)
 
 
 def _raised(problem: "_Problem", factor: Integers, offset: Integers) -> Integers | None:
-    """The accumulators, padded to one number per channel, whose code is that of the next one; None for too many."""
+    """The accumulators, padded to one number per channel, with the code of the next one; None if they are too many."""
     found, span = problem.found, problem.span
     late = (found <= span.high) & (np.maximum(found, span.low) * factor + offset < problem.steps * problem.one)
     most = int(late.sum(0).max(initial=0))
@@ -296,7 +296,7 @@ def _raised(problem: "_Problem", factor: Integers, offset: Integers) -> Integers
 
 
 def _line(problem: "_Problem", factor: Integers, offsets: Sequence[Integers], raised: Integers | None) -> Line | None:
-    """The line, if no number of it leaves 62 bits and its quotients fit 31."""
+    """The line, if none of its numbers exceeds 62 bits and its quotients fit 31."""
     span, shift = problem.span, problem.shift
     ends = [factor.astype(object) * end.astype(object) for end in (span.low, span.high + 1)]
     both = [np.concatenate([end + offset.astype(object) for end in ends]) for offset in offsets]

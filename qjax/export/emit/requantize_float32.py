@@ -1,10 +1,10 @@
-"""A rule of requantization as one product in float32, as its runtime computes it, where it has the codes of its line.
+"""A requantization rule as one product in float32, as its runtime computes it, if it has the same codes as its line.
 
     code = clamp(round(float32(acc + bias) * scale) + zero point), ties to even
 
 Every step is one operation of IEEE 754. The rule's line is exact on all accumulators that can occur (see
-`requantize_as_shift`). Both are monotone. So they are equal on all of them if they are at both sides of every place
-where the line's code changes. A rule without a line is compared by the places where codes begin.
+`requantize_as_shift`). Both are monotone, so they are equal on all of them if they are equal on both sides of every
+point where the line's code changes. A rule without a line is compared at the points where codes begin.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qjax.export.emit.requantize_as_shift import NEVER, Codes, Integers, Line, Span, thresholds
 
 _MOST = 2.0**21
-"""Of the product: so that adding and subtracting 1.5 * 2^23 rounds it."""
+"""A bound of the product, so that adding and subtracting 1.5 * 2^23 rounds it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Scaled:
 
 
 def changes(line: Line) -> Integers:
-    """Accumulators of shape (n, channels): both sides of every place where a line's code changes."""
+    """Accumulators of shape (n, channels): both sides of every point where a line's code changes."""
     steps = np.arange(line.lowest + 1, line.highest + 1, dtype=np.int64)[:, None] << np.int64(line.shift)
     offsets = [line.offset] if line.below is None else [line.offset, line.below]
-    # where the factor is 0, no accumulator changes the code, and any place will do
+    # if the factor is 0, no accumulator changes the code, so any point will do
     flat, factor = line.factor == 0, np.where(line.factor == 0, 1, line.factor)
     found = [np.where(flat, 0, -((offset - steps) // factor)) for offset in offsets]
     if line.kink is not None:
         found.append(line.kink[None])
-    # a raised accumulator has the code of the next one, so that a code begins one earlier
+    # a raised accumulator has the code of the next one, so that code begins one earlier
     near = [place + more for place in found for more in (-2, -1, 0, 1)]
     if line.raised is not None:
         raised = np.where(line.raised == NEVER, found[0][:1], line.raised)

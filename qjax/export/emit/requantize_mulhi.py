@@ -1,12 +1,12 @@
-"""Requantizes in 32 bits, for processors that multiply two words and keep the high one.
+"""Requantizes in 32 bits, for processors that multiply two words and return the high one.
 
 The line (see `requantize_as_shift`) is computed by the high word of a product:
 
     code = clamp((highword(((acc + first) << up) * factor) + offset) >> shift)
 
 The high word of a product rounds down, so that both steps together round down once. Therefore this is a line too, whose
-offset is first * factor + offset * 2^(32 - up). Both numbers are free. They are chosen within what the line's codes
-allow, and then compared with it at both sides of every place where its code changes.
+offset is first * factor + offset * 2^(32 - up). `first` and `offset` are chosen within what the line's codes allow, and
+the result is then compared with the line on both sides of every point where its code changes.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from qjax.export.emit.requantize_as_shift import Integers, Line
 from qjax.export.emit.requantize_float32 import changes
 
 _FIRSTS = 256
-"""How many numbers are tried as `first`: those of a byte."""
+"""How many numbers are tried as `first`: those that fit a byte."""
 _TRIES = 4
 """How many numbers are tried as `up`."""
 _WORD = 32
 _NEAR = 12
-"""Other factors are looked for within this many bits of the first ones."""
+"""Other factors are searched within this many bits of the first ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HighWords:
-    """Per channel, int64. kink, below: below `kink` another offset serves; None where one serves all sums."""
+    """Per channel, int64. kink, below: the offset below `kink`; None if one offset is enough for all sums."""
 
     first: Integers
     factor: Integers
@@ -49,7 +49,7 @@ class HighWords:
         return np.clip((high + offset) >> np.int64(self.shift), self.lowest, self.highest)
 
     def fits(self, low: Integers, high: Integers) -> bool:
-        """Whether every number is one of 32 bits, of accumulators in [low, high]."""
+        """Whether every number fits 32 bits, for accumulators in [low, high]."""
         sums = np.stack([low, high]) + self.first
         products = ((sums << np.int64(self.up)) * self.factor) >> np.int64(_WORD)
         offsets = np.stack([self.offset, self.offset if self.below is None else self.below])
@@ -58,7 +58,7 @@ class HighWords:
 
 
 def high_words(line: Line, low: Integers, high: Integers) -> HighWords | None:
-    """The line in this form, for accumulators in [low, high] per channel; None where there is none.
+    """The line in this form, for accumulators in [low, high] per channel; None if there is none.
 
     low, high: int64, of less than 32 bits.
     """
@@ -95,7 +95,7 @@ class _Problem:
     shift: int
 
     def sides(self, factor: Integers) -> list[tuple[Integers, Integers]]:
-        """Of the sums from the kink on, then of those below: the least and the greatest offset that gives the codes.
+        """For the sums from the kink on, then for those below: the lowest and the highest offset with the same codes.
 
         A range without one of its ends is as wide as a code.
         """
@@ -112,7 +112,7 @@ class _Problem:
         return found
 
     def widened(self, factor: Integers) -> Integers:
-        """The factors near these that leave most room for an offset. The room is concave, so thirds find its summit."""
+        """The nearby factors with most room for an offset. The room is concave, so thirds find its maximum."""
         low = np.maximum(factor - (factor >> np.int64(_NEAR)), 0)
         high = np.minimum(factor + (factor >> np.int64(_NEAR)), 2**31 - 1)
         while np.any(high - low > 2):
@@ -124,11 +124,11 @@ class _Problem:
         return (low + high) // 2
 
     def fitted(self, factor: Integers, up: int) -> HighWords | None:
-        """The first numbers that give an offset in every range; None where a channel has none."""
+        """The first numbers with an offset in every range; None if a channel has none."""
         one = np.int64(1) << np.int64(_WORD - up)
         firsts = np.arange(_FIRSTS, dtype=np.int64)[:, None]
         sides = self.sides(factor)
-        # an offset has to be a multiple of `one` once first * factor is taken off; take the greatest
+        # after first * factor is subtracted, an offset must be a multiple of `one`; use the highest
         found = [(most - firsts * factor) // one for _, most in sides]
         good = np.all([x * one >= a - firsts * factor for x, (a, _) in zip(found, sides, strict=True)], axis=0)
         if not good.any(0).all():

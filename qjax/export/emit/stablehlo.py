@@ -1,6 +1,6 @@
-"""The graph as StableHLO: the interpreter's own integer function, serialised by `jax.export`.
+"""Writes the graph as StableHLO: the interpreter's own integer function, serialised by `jax.export`.
 
-The file does not need qjax. Any process with JAX (0.10 or later) loads it, for every platform it was lowered for:
+The file does not need qjax. Any process with JAX (0.10 or later) loads it, for every platform for which it was lowered:
 
     exported = jax.export.deserialize(open("model.stablehlo", "rb").read())
     codes = exported.call(codes)
@@ -35,7 +35,7 @@ def emit(graph: Graph, path: files.StrPath, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _without_paths() -> Generator[None]:
-    """JAX writes the source files of each operation into the module; inside, it leaves out their paths."""
+    """A context in which JAX omits the paths of source files, which it otherwise writes into the module."""
     before = jax.config.jax_hlo_source_file_canonicalization_regex
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*")
     try:
@@ -55,9 +55,9 @@ def to_bytes(
 
     Args:
       graph: a finished graph.
-      batch: the size of the batch; None leaves it free.
-      platforms: for which the function is lowered, out of jax.export's names (cpu, cuda, rocm, tpu).
-      reals: arguments and results are floats, and the function quantizes and dequantizes. Otherwise it contains
+      batch: the batch size; None leaves it free.
+      platforms: the platforms for which the function is lowered, by jax.export's names (cpu, cuda, rocm, tpu).
+      reals: whether arguments and results are floats, and the function quantizes and dequantizes. Otherwise it contains
         only integers.
 
     Raises:

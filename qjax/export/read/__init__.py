@@ -1,7 +1,9 @@
-"""Readers: pre-quantized models of other tools as graphs like any other.
+"""Readers: turn pre-quantized models of other tools into graphs like any other.
 
-Each format is one module or package here with `read(data, target=..., **options)`, imported when a file of its kind
-comes. A reader trusts nothing in the file and executes nothing.
+    graph = qjax.read("model.tflite", target="xnnpack");  codes = graph.run(...)
+
+Each format is one module or package here with `read(data, target=..., **options)`, which is imported on first use. A
+reader trusts nothing in the file and executes nothing.
 """
 
 import importlib
@@ -31,8 +33,8 @@ def read(
 
     Args:
       path: a .tflite or .onnx file.
-      target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
-        runtime: onnxruntime, tflite_reference.
+      target: whose rounding the graph has; None: that of the file (if qjax wrote it), else the format's own runtime:
+        onnxruntime, tflite_reference.
       format: "onnx" or "tflite"; None: by the file's content.
       max_bytes: a larger file is refused before it is read.
       options: those of the format's own `read`.
@@ -53,10 +55,10 @@ def read(
     try:
         return reader.read(data, target=chosen, **options)
     except ReadError as error:
-        # Keep the reader's own cause, if it has one.
+        # Preserve the reader's own cause, if it has one.
         raise ReadError(f"{name}: {error}") from error.__cause__
 
 
 def sniffed(data: bytes) -> str:
-    """The format of a file by its content: a .tflite says so in its bytes 4 to 8, all else is tried as ONNX."""
+    """The format of a file by its content: bytes 4 to 8 identify a .tflite file; anything else is tried as ONNX."""
     return "tflite" if data[4:8] == b"TFL3" else "onnx"

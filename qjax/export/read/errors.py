@@ -10,22 +10,22 @@ from qjax.lower import ConversionError
 
 
 class ReadError(ValueError):
-    """A file that is damaged, or holds what qjax has no integers for; the message lists what and says what to do."""
+    """A file that is damaged, or contains what qjax has no integers for; the message lists it with its cure."""
 
 
 @contextlib.contextmanager
 def reading(
     what: str, *expected: type[Exception], clear: type[Exception] = ConversionError
 ) -> Generator[None, None, None]:
-    """Make a ReadError of whatever goes wrong inside, and name what was read.
+    """Turn any exception inside into a ReadError that names what was being read.
 
     A file may break an assumption that no check states. Its user then learns which part of the file that was, and the
-    cause stays chained for whoever mends the reader.
+    cause stays chained for the developer of the reader.
 
     Args:
       what: the part of the file.
       expected: exceptions that the caller handles itself.
-      clear: exceptions whose messages tell a user enough.
+      clear: exceptions whose messages are clear enough for a user.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def reading(
 
 
 def usable(scale: np.ndarray) -> bool:
-    """Whether scales are positive, finite and normal numbers of float32; processors take subnormal ones for zero."""
+    """Whether scales are positive, finite and normal float32 numbers; processors treat subnormal ones as zero."""
     return bool(np.isfinite(scale).all() and (scale >= np.finfo(np.float32).tiny).all())
 
 

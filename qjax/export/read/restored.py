@@ -1,4 +1,4 @@
-"""Files that qjax wrote hold the graph in their metadata; this checks that it describes the file.
+"""Checks, for files that qjax wrote, that the graph in their metadata describes the file.
 
 The graph is written again, and the result must be the same file. A file that another tool changed fails this check, and
 so does a forged one.
@@ -11,15 +11,15 @@ from qjax.export.read.errors import ReadError
 from qjax.graph.ir import Graph
 
 OPERATORS = "Read it with metadata=False, which reads its operators alone, under the names that they have in the file."
-"""The cure for files whose operators are known without their metadata."""
+"""The cure for files whose operators can be read without the metadata."""
 
 
 def restored(make: Callable[[], Graph], difference: Callable[[Graph], str], cure: str = OPERATORS) -> Graph:
     """The graph that was written.
 
     Args:
-      make: the graph of the metadata. difference: writes a graph again and says what differs from the file; "" where
-        nothing does.
+      make: returns the graph of the metadata. difference: writes a graph again and returns how it differs from the
+        file, or "" if it does not.
 
     Raises:
       ReadError: the metadata is damaged, or does not describe the file.
@@ -43,7 +43,7 @@ def restored(make: Callable[[], Graph], difference: Callable[[Graph], str], cure
 
 
 def check_version(document: Mapping[str, Any], expected: int, cure: str = "") -> None:
-    """Raise a ReadError for a document of another version. cure: another one than to write the file again."""
+    """Raise a ReadError for a document of another version. cure: a cure besides writing the file again."""
     version = document.get("version")
     if type(version) is not int or version != expected:
         raise ReadError(

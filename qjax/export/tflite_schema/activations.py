@@ -1,5 +1,7 @@
 """Fused activations as bounds of codes.
 
+    RELU6 on a grid with scale 0.05 and zero point -128    ->    codes -128 to -8
+
 TFLite's kernels round a bound to a code half away from zero (CalculateActivationRangeQuantized), XNNPACK half to even.
 """
 
@@ -18,13 +20,13 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
     "RELU_0_TO_1": (0.0, 1.0),
     "RELU": (0.0, None),
 }
-"""By activation: the least and the greatest real; None: there is none."""
+"""Activation -> its lower and upper bound as real numbers; None if there is none."""
 
 
 def activation_codes(
     activation: str, scale: ArrayLike, zero_point: ArrayLike, low: int, high: int
 ) -> tuple[int, int] | None:
-    """The codes of an activation's bounds, within [low, high]; None where the runtimes disagree about them."""
+    """The codes of an activation's bounds, within [low, high]; None if the runtimes disagree about them."""
     return _codes(activation, float(np.float32(np.asarray(scale))), int(np.asarray(zero_point)), low, high)
 
 

@@ -199,7 +199,7 @@ BUILTIN_OPERATORS = [
     "BITWISE_XOR",
     "RIGHT_SHIFT",
 ]
-"""The operators by number; those behind them are StableHLO's."""
+"""The operators by number; those after them are StableHLO's."""
 
 Fields = Mapping[str, tuple[int, str, int]]
 """name -> number in the table, type, default; the type "ints" is a vector of int32."""
@@ -302,9 +302,10 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "SHAPE": (55, {"type": (0, "i8", 0)}),
     "CAST": (37, {"from": (0, "i8", 0), "to": (1, "i8", 0)}),
 }
-"""By operator: the number of its options in the union BuiltinOptions, and all of their fields.
+"""Operator -> the number of its options in the union BuiltinOptions, and all of their fields.
 
-Operators that are not here have no fields."""
+Operators that are not listed have no fields.
+"""
 
 _NEWEST = {
     2: (
@@ -327,8 +328,8 @@ _NEWEST = {
     14: "FULLY_CONNECTED",
 }
 NEWEST: Mapping[str, int] = {name: version for version, names in _NEWEST.items() for name in names.split()}
-"""The newest version of each operator whose meaning is known here, from register.cc of LiteRT; of all others 1.
+"""The newest version of each operator whose meaning is known here, from register.cc of LiteRT; for all others 1.
 
 No kernel asks for its operator's version, so an older one means the same. A newer one may have inputs, types or fields
-with a meaning of their own.
+with another meaning.
 """

@@ -1,7 +1,7 @@
 """A .tflite file under construction: tensors, operators, one subgraph, and the flatbuffer that they become.
 
-Written through the schema's object API. Equal data is stored once; data starts at multiples of 16 bytes, as the
-runtimes' memory mapping wants it.
+It is written through the schema's object API. Equal data is stored once; data starts at multiples of 16 bytes, as the
+runtimes' memory mapping requires.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from qjax.export.tflite_schema.operators import OPERATORS, first_runtime, versio
 SCHEMA_VERSION = 3
 IDENTIFIER = b"TFL3"
 METADATA = "qjax"
-"""The name of the metadata that holds what the format has no place for."""
+"""The name of the metadata that contains what the format has no field for."""
 METADATA_VERSION = 3
-"""Of the form of that metadata and of the operators beside it. The reader refuses any other."""
+"""The version of that metadata and of the operators that go with it. The reader refuses any other."""
 SIGNATURE = "serving_default"
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16
@@ -74,9 +74,9 @@ class File:
         self.operators: list[Any] = []
         self._facts: list[_Facts] = []
         self._codes: dict[tuple[str, int], int] = {}
-        # buffer 0 is empty by the format's convention
+        # buffer 0 is empty by convention of the format
         self._buffers: list[Any] = [schema.BufferT()]
-        self._stored: dict[tuple[int, bytes], int] = {}
+        self._to_bytes_of_type: dict[tuple[int, bytes], int] = {}
         self._bytes = 0
 
     def tensor(
@@ -88,7 +88,7 @@ class File:
         data: Any = None,
         signature: Sequence[int] | None = None,
     ) -> int:
-        """Add a tensor; signature: its shape with -1 where a runtime may choose the size."""
+        """Add a tensor; signature: its shape with -1 if a runtime may choose the size."""
         tensor = self._schema.TensorT()
         tensor.name, tensor.shape = name, [int(n) for n in shape]
         tensor.type = getattr(self._schema.TensorType, TYPES[dtype])
@@ -102,13 +102,13 @@ class File:
             held.zeroPoint = np.broadcast_to(np.asarray(scales.zero_point, np.int64), held.scale.shape).copy()
             held.quantizedDimension = scales.axis
         if data is not None:
-            tensor.buffer = self.buffer(_stored(data, dtype))
+            tensor.buffer = self.buffer(_to_bytes_of_type(data, dtype))
         self.tensors.append(tensor)
         self._facts.append(_Facts(dtype, len(tensor.shape), scales is not None and scales.per_channel))
         return len(self.tensors) - 1
 
     def _blockwise(self, name: str, scales: Scales) -> Any:
-        """Scales in a tensor of their own, which comes before the tensor that they are of."""
+        """Scales in a separate tensor, which comes before the tensor to which they belong."""
         held, details = self._schema.QuantizationParametersT(), self._schema.BlockwiseQuantizationT()
         data = np.asarray(scales.scale, np.float16)
         details.scales, details.zeroPoints = self.tensor(f"{name}/scales", data.shape, "float16", None, data), -1
@@ -117,13 +117,13 @@ class File:
         return held
 
     def buffer(self, data: memoryview | bytes) -> int:
-        """The buffer that holds these bytes."""
+        """The index of the buffer with these bytes."""
         key = (len(data), hashlib.sha256(data).digest())
-        if key not in self._stored:
+        if key not in self._to_bytes_of_type:
             self._bytes += len(data)
             self._buffers.append(_Buffer(self._schema, data))
-            self._stored[key] = len(self._buffers) - 1
-        return self._stored[key]
+            self._to_bytes_of_type[key] = len(self._buffers) - 1
+        return self._to_bytes_of_type[key]
 
     def rename(self, tensor: int, name: str) -> None:
         """Give a tensor another name."""
@@ -154,11 +154,11 @@ class File:
             for field, value in options.items():
                 if not hasattr(operator.builtinOptions, field):
                     raise ValueError(f"{name}: {known.options} has no field {field!r}.")
-                setattr(operator.builtinOptions, field, self._named(field, value))
+                setattr(operator.builtinOptions, field, self._enum_value(field, value))
         self.operators.append(operator)
         return len(self.operators) - 1
 
-    def _named(self, field: str, value: Any) -> Any:
+    def _enum_value(self, field: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if field.endswith(("DataType", "outputType")):
@@ -174,10 +174,10 @@ class File:
         description: str = "",
         metadata: Mapping[str, bytes] | None = None,
     ) -> bytearray:
-        """The file's bytes.
+        """The bytes of the file.
 
         Raises:
-          ValueError: more than 2 GB, which a flatbuffer cannot hold.
+          ValueError: more than 2 GB, which do not fit a flatbuffer.
         """
         import flatbuffers
 
@@ -192,7 +192,7 @@ class File:
         model.version, model.description = SCHEMA_VERSION, description
         model.operatorCodes = [self._code(name, number) for name, number in self._codes]
         model.subgraphs, model.signatureDefs = [graph], [signature]
-        # 16 bytes, zeros behind: where the converters write it
+        # 16 bytes padded with zeros, like the converters write it
         oldest = first_runtime(list(self._codes)).encode().ljust(16, b"\0")
         model.metadata = [
             self._metadata(name, data) for name, data in {"min_runtime_version": oldest, **(metadata or {})}.items()
@@ -200,7 +200,7 @@ class File:
         model.buffers = self._buffers
         if self._bytes > MAX_BYTES - 2**20:
             raise ValueError(
-                f"a .tflite file holds less than 2 GB; the constants of this model take {self._bytes} bytes. "
+                f"a .tflite file must be smaller than 2 GB, but the constants of this model take {self._bytes} bytes. "
                 "Use fewer bits for the weights, or split the model."
             )
         builder = flatbuffers.Builder(self._bytes + ALIGNMENT * len(self._buffers) + 1024 * (len(self.tensors) + 8))
@@ -210,7 +210,7 @@ class File:
     def _code(self, name: str, number: int) -> Any:
         code = self._schema.OperatorCodeT()
         builtin = getattr(self._schema.BuiltinOperator, name)
-        # the old field is one signed byte; 127 refers old readers to the new one
+        # the old field is one signed byte, in which 127 refers old readers to the new one
         code.builtinCode, code.deprecatedBuiltinCode, code.version = builtin, min(builtin, 127), number
         return code
 
@@ -229,7 +229,7 @@ class File:
 
 
 class _Buffer:
-    """Packs as the schema's BufferT, its data in place and aligned."""
+    """Packs like the schema's BufferT, with its data in place and aligned."""
 
     def __init__(self, schema: Any, data: memoryview | bytes) -> None:
         self._schema, self._data = schema, data
@@ -245,7 +245,7 @@ class _Buffer:
         return self._schema.BufferEnd(builder)
 
 
-def _stored(data: Any, dtype: str) -> memoryview | bytes:
+def _to_bytes_of_type(data: Any, dtype: str) -> memoryview | bytes:
     if dtype == "int4":
         return pack_int4(np.asarray(data))
     # the format is little-endian

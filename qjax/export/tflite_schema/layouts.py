@@ -1,4 +1,4 @@
-"""How kernels lie in a .tflite file.
+"""The layout of kernels in a .tflite file.
 
 FULLY_CONNECTED (out, in), CONV_2D (out, height, width, in), DEPTHWISE_CONV_2D (1, height, width, out), all with the
 scales of a per-channel kernel along `out`. A vector per channel (bias) has one axis.
@@ -18,7 +18,7 @@ def free_axes(rank: int, contracting: Sequence[int], batch: Sequence[int]) -> li
 
 
 def matrix(kernel: np.ndarray, contracting: Sequence[int]) -> np.ndarray:
-    """The kernel of a product as (out, in): free axes in their order, summed ones in the order given."""
+    """The kernel of a product as (out, in): free axes in their order, summed ones in the given order."""
     free = free_axes(kernel.ndim, contracting, ())
     depth = int(np.prod([kernel.shape[axis] for axis in contracting]))
     return kernel.transpose(*free, *contracting).reshape(-1, depth)
@@ -65,6 +65,6 @@ def channel_vector(vector: Any, attributes: Mapping[str, Any], kernel: np.ndarra
 
 
 def same_padding(size: int, window: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """TFLite's SAME: the least padding that makes ceil(size / stride) outputs; an odd one goes behind."""
+    """TFLite's SAME: the least padding for ceil(size / stride) outputs; if it is odd, the extra element is last."""
     total = max((-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2

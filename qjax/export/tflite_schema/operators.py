@@ -1,6 +1,6 @@
 """The builtin operators of a .tflite file that qjax uses: options, versions, first runtime.
 
-A version states which types an operator has; a runtime refuses a version that it does not know. Sources:
+A version defines which types an operator has; a runtime refuses a version that it does not know. Sources:
 tflite/tools/versioning/op_version.cc and runtime_version.cc of LiteRT.
 """
 
@@ -13,8 +13,8 @@ class Operator:
     """One builtin operator.
 
     options: the name of its options in the schema, without the T; "": none. versions: by dtype of the input that
-    decides ("8": int8 and uint8); a dtype without an entry has version 1. decides: the position of that input.
-    large: (rank, version) for inputs of more dimensions than the versions above know.
+    decides ("8": int8 and uint8); a dtype without an entry has version 1. decides: the index of that input. large:
+    (rank, version) for inputs of more dimensions than the versions above support.
     """
 
     options: str
@@ -67,7 +67,7 @@ OPERATORS: Mapping[str, Operator] = {
     "SQUARED_DIFFERENCE": Operator("SquaredDifferenceOptions", {"8": 2}),
     "RESIZE_BILINEAR": Operator("ResizeBilinearOptions", {"8": 3, "int16": 4}),
     "CAST": Operator("CastOptions", {"8": 3}),
-    # functions of one tensor that qjax does not write, but asks a runtime for
+    # functions of one tensor that qjax does not write, but for which it asks a runtime
     **dict.fromkeys(("ELU", "LOG", "SQRT", "RSQRT", "RELU_0_TO_1", "PRELU"), Operator("")),
     "HARD_SWISH": Operator("HardSwishOptions"),
     "LEAKY_RELU": Operator("LeakyReluOptions", {"8": 2, "int16": 2}),
@@ -75,7 +75,7 @@ OPERATORS: Mapping[str, Operator] = {
     "EXP": Operator("ExpOptions"),
     "ABS": Operator("AbsOptions", {"8": 2, "int16": 3}),
     "NEG": Operator("NegOptions"),
-    # steps in floats between codes, likewise
+    # float steps between codes, likewise
     "DIV": Operator("DivOptions"),
     "SQUARE": Operator("SquareOptions"),
     **dict.fromkeys(("FLOOR", "CEIL", "ROUND", "RELU", "RELU6", "RELU_N1_TO_1"), Operator("")),
@@ -171,7 +171,7 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("RESIZE_BILINEAR", 4): "2.6.0",
     ("CAST", 3): "2.8.0",
 }
-"""The first TensorFlow Lite that knows a version; all others: 1.5.0."""
+"""The first TensorFlow Lite that knows a version; for all others 1.5.0."""
 
 _WEIGHTED = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
 
@@ -188,7 +188,7 @@ def version(
     """The version of an operator with inputs of these dtypes.
 
     rank: of the deciding input. per_channel: whether its kernel has a scale per channel. grouped: whether it is a
-    convolution of several groups. batched: whether it is a GATHER with rows of its own for each example.
+    convolution of several groups. batched: whether it is a GATHER with separate rows for each example.
     """
     if batched:
         return 5
@@ -199,7 +199,7 @@ def version(
     if operator == "FULLY_CONNECTED" and per_channel:
         return 11 if dtype == "int16" else 12
     if operator == "FULLY_CONNECTED" and dtype == "float32" and dtypes[1] == "int8":
-        # 3 has symmetric codes of rows only
+        # version 3 only has symmetric codes of rows
         return 9
     if operator == "CONV_2D" and grouped:
         return 6

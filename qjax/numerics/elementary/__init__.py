@@ -1,6 +1,6 @@
-"""Elementwise functions of one variable, and their tables of codes: correctly rounded from the reals.
+"""Elementwise functions of one variable, and their tables of codes: correctly rounded from the real numbers.
 
-| file | idea |
+| file | content |
 | --- | --- |
 | `expression` | a function as a short list of steps, as JSON |
 | `bounds`, `intervals` | the steps on arrays of float64 intervals; they decide almost all codes |

@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 Interval = tuple[Any, Any]
-"""(low, high); the same object twice for exact numbers. nan in both: no value."""
+"""(low, high); the same object twice for exact numbers. nan in both if there is no value."""
 
 ULP = 2.0**-52
 """Relative; at least the rounding error of one operation."""
@@ -33,7 +33,7 @@ def is_exact(*intervals: Interval) -> bool:
 
 
 def widened(low: ArrayLike, high: ArrayLike, relative: float) -> Interval:
-    """Both ends moved apart; a number too large for float64 is somewhere between the largest one and infinity."""
+    """Both ends moved outwards; a number too large for float64 lies between the largest one and infinity."""
     largest = np.finfo(np.float64).max
     low = np.where(low == np.inf, largest, low - np.abs(low) * relative - TINY)
     high = np.where(high == -np.inf, -largest, high + np.abs(high) * relative + TINY)
@@ -41,7 +41,7 @@ def widened(low: ArrayLike, high: ArrayLike, relative: float) -> Interval:
 
 
 def unless_exact(value: ArrayLike, exact: Any) -> Interval:
-    """An exact number where that is so for all; else each by itself."""
+    """An exact number if that is known for all elements; otherwise an interval."""
     if np.all(exact):
         return value, value
     low, high = widened(value, value, ULP)
@@ -49,7 +49,7 @@ def unless_exact(value: ArrayLike, exact: Any) -> Interval:
 
 
 def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
-    """The float64 product, and whether it is exact (Dekker; said only where nothing over- or underflows)."""
+    """The float64 product, and whether it is known to be exact (Dekker; only if nothing over- or underflows)."""
     product = a * b
     a_high = a * _SPLIT - (a * _SPLIT - a)
     b_high = b * _SPLIT - (b * _SPLIT - b)

@@ -1,7 +1,7 @@
-"""Arithmetic on one number that is exact as long as it is rational.
+"""Arithmetic on one number that is exact as long as the number is rational.
 
 A value is a `Fraction` (exact), a `Decimal` (relative error below 10^-50), a bool, or the float inf, -inf or nan. Two
-Decimals that agree to 40 digits are taken as equal: log(exp(x)) equals x, and x - log(exp(x)) is 0.
+Decimals that agree to 40 digits count as equal: log(exp(x)) equals x, and x - log(exp(x)) is 0.
 """
 
 import decimal
@@ -14,7 +14,7 @@ from typing import Any
 Number = Any
 _EQUAL = Decimal(10) ** -40
 _LONGEST = 1 << 14
-"""Bits of a fraction, beyond which it goes on as a Decimal."""
+"""Bits of a fraction beyond which it is continued as a Decimal."""
 
 
 def exact(value: Any) -> Number:
@@ -27,7 +27,7 @@ def exact(value: Any) -> Number:
 
 
 def shortened(value: Number) -> Number:
-    """A fraction of more digits than anything here needs, as a Decimal."""
+    """A fraction with more digits than anything here needs becomes a Decimal."""
     if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > _LONGEST:
         return as_decimal(value)
     return value
@@ -46,7 +46,7 @@ def sign(value: Number) -> int:
 
 
 def whole(x: Decimal) -> int | None:
-    """The integer that x is to 40 digits."""
+    """The integer that equals x to 40 digits, or None."""
     nearest = x.to_integral_value(decimal.ROUND_HALF_EVEN)
     return int(nearest) if abs(x - nearest) <= _EQUAL * max(abs(x), Decimal(1)) else None
 

@@ -1,4 +1,4 @@
-"""An elementwise function of one real variable, written as a list of steps: plain data, which JSON can hold.
+"""An elementwise function of one real variable, written as a list of steps: plain data that fits JSON.
 
 Value 0 is the variable, values 1, ..., p are scalar parameters (a learned slope), and every step adds one value. A step
 is a primitive and its operands: the number of an earlier value, or a literal. Literals are exact: a real is the
@@ -28,8 +28,11 @@ PRIMITIVES: Mapping[str, int] = {
     "select": 3,
     "clamp": 3,
 }
-"""Number of operands by name; named and ordered as in `jax.lax`. "select" takes the truth value, then the value for
-false, then the value for true; the second operand of "integer_pow" is a literal."""
+"""Number of operands by name; named and ordered as in `jax.lax`.
+
+"select" takes the truth value, then the value for false, then the value for true; the second operand of "integer_pow"
+is a literal.
+"""
 
 BOOLEAN = frozenset({"eq", "ge", "gt", "le", "lt", "ne", "is_finite"})
 """Primitives whose result is a truth value; "not", "and", "or" and "xor" also take truth values."""
@@ -46,7 +49,7 @@ class Expression:
     steps: (primitive, operands). parameters: how many scalar parameters there are. The result is the last value.
 
     Raises:
-      ValueError: an unknown primitive, a wrong number of operands, an operand that no earlier step gives, a literal
+      ValueError: an unknown primitive, a wrong number of operands, an operand that refers to no earlier step, a literal
         that is no float, an integer power beyond 256.
     """
 
@@ -92,7 +95,7 @@ class Expression:
 
     @property
     def bare(self) -> str | None:
-        """The name of the function if it is one primitive of the variable alone."""
+        """The name of the function if it is a single primitive of the variable."""
         if len(self.steps) == 1 and self.steps[0][1] == (0,):
             return self.steps[0][0]
         return None
@@ -103,7 +106,7 @@ class Expression:
 
     @classmethod
     def from_json(cls, value: Any) -> "Expression":
-        """What `to_json` gave. Raises a ValueError for anything else."""
+        """The inverse of `to_json`. Raises a ValueError for anything else."""
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
             raise ValueError(f"Expression: expected [number of parameters, steps]. Got {value!r}.")
         parameters, steps = value

@@ -1,6 +1,6 @@
-"""Roots, powers and transcendental functions of one number; rational where the result is known to be.
+"""Roots, powers and transcendental functions of one number; rational if the result is known to be rational.
 
-Values are those of `exact`. Functions of a nonzero rational that are transcendental never hit a tie exactly.
+Values are those of `exact`. Transcendental functions of a nonzero rational never hit a tie exactly.
 """
 
 import math

@@ -31,13 +31,13 @@ _LIBRARY = 2.0**-46
 
 
 class Steps:
-    """Evaluates expressions on an array of exact numbers; `unsure` is where the result means nothing."""
+    """Evaluates expressions on an array of exact numbers; where `unsure` is true, the result is meaningless."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.unsure = np.zeros(shape, bool)
 
     def run(self, expression: Expression, x: np.ndarray, parameters: Sequence[Any]) -> Interval:
-        """The interval of the last step; of a truth value 0 or 1."""
+        """The interval of the last step; a truth value is 0 or 1."""
         with np.errstate(all="ignore"):
             values: list[Any] = [(x, x)]
             for parameter in parameters:
@@ -303,7 +303,7 @@ _RISING: Mapping[str, tuple[Callable[[Any], Any], float, float]] = {
     "sqrt": (np.sqrt, 0.0, np.inf),
     "tanh": (np.tanh, -1.0, 1.0),
 }
-"""Functions that never fall, with the bounds of their values."""
+"""Functions that never decrease, with the bounds of their values."""
 
 _KEEPS_SIGN = frozenset({"asin", "asinh", "atan", "atanh", "cbrt", "erf", "expm1", "log1p", "sinh", "tanh"})
 
@@ -335,4 +335,4 @@ _SAME: Mapping[str, Callable[[Any, Any], Any]] = {
     "lt": lambda low, high: np.zeros(np.shape(low), bool),
     "sub": _zero,
 }
-"""What a value is to itself."""
+"""The result of operations on two equal operands."""

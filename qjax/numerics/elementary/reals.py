@@ -1,6 +1,6 @@
-"""The steps of an expression on one number: exact fractions as long as results are rational, else 60 digits.
+"""The steps of an expression on one number: exact fractions as long as results are rational, then 60 digits.
 
-See `exact` for what a number is.
+See `exact` for how a number is represented.
 """
 
 import decimal
@@ -24,7 +24,7 @@ def evaluate(expression: Expression, x: Fraction, parameters: Sequence[Any]) -> 
 
 
 def code(value: exact.Number, scale: Fraction, low: int, high: int) -> int:
-    """rint(value / scale), ties to even, within [low, high]; not of nan."""
+    """rint(value / scale), ties to even, clamped to [low, high]; value must not be nan."""
     with decimal.localcontext(series.context()):
         steps = exact.div(value, scale)
         if isinstance(steps, float) or exact.less(steps, Fraction(low)) or exact.less(Fraction(high), steps):

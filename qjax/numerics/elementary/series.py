@@ -1,7 +1,7 @@
-"""exp, log, erf, sine and others of one Decimal, to 60 digits, so that no library's last bit decides a code.
+"""exp, log, erf, sine and other functions of one Decimal, to 60 digits, so that no library's last bit decides a code.
 
-Each function takes and returns a finite Decimal, with a relative error below 10^-55. If a formula loses digits by
-cancellation, it is computed with as many more.
+Each function takes and returns a finite Decimal, with a relative error below 10^-55. A formula that loses digits by
+cancellation is computed with as many more.
 """
 
 import decimal
@@ -12,11 +12,11 @@ from functools import cache
 DIGITS = 60
 _SPARE = 10
 LARGEST_EXPONENT = 10**6
-"""e^x is taken as infinite, or as 0, beyond |x| = 10^6: no code of any grid tells the difference."""
+"""Beyond |x| = 10^6, e^x is treated as infinite or as 0, because no code of any grid can tell the difference."""
 
 
 def context(extra: int = 0) -> decimal.Context:
-    """60 digits and some, exponents without limit."""
+    """A context of 60 digits plus `extra`, with unlimited exponents."""
     return decimal.Context(
         prec=DIGITS + _SPARE + extra,
         rounding=decimal.ROUND_HALF_EVEN,
@@ -32,7 +32,7 @@ def _with(extra: int, compute: Callable[[], Decimal]) -> Decimal:
 
 
 def _lost(x: Decimal) -> int:
-    """The digits that 1 + x has in front of x."""
+    """How many digits 1 + x has in front of those of x."""
     return max(0, -x.adjusted()) if x else 0
 
 

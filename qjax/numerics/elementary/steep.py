@@ -1,7 +1,8 @@
-"""Derivatives of functions that are infinitely steep somewhere, where their argument has codes.
+"""Finite derivatives for functions that are infinitely steep at some number that a code can represent.
 
-A float is hardly ever the one number where a root is infinitely steep. A code of 0 is common. Its derivative would be
-infinite or NaN, and with it all gradients of the step. So training takes the derivative beside such a code.
+A float is hardly ever the one number at which a root is infinitely steep, but a code of 0 is common. The derivative
+there would be infinite or NaN, and with it all gradients of the step. So training uses the derivative next to such a
+code.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from qjax.numerics.elementary.expression import Expression
 _STEEP = frozenset(
     {"acos", "acosh", "asin", "atanh", "cbrt", "div", "erf_inv", "integer_pow", "log", "log1p", "pow", "rsqrt", "sqrt"}
 )
-"""Primitives with arguments where their derivative is not finite."""
+"""Primitives whose derivative is not finite for some arguments."""
 
 
 def is_steep(expression: Expression) -> bool:
@@ -28,9 +29,10 @@ def is_steep(expression: Expression) -> bool:
 def with_finite_slope(
     function: Callable[..., jax.Array], x: jax.Array, scale: jax.Array, parameters: Sequence[Any]
 ) -> jax.Array:
-    """`function(x, *parameters)`. Where its derivative is not finite, it is the one half a step beside the code.
+    """`function(x, *parameters)`, with the derivative taken half a step next to a code where it is not finite.
 
-    Above the code, or below it where that is outside of the domain. Other derivatives keep their bits.
+    It is taken above the code, or below it if that is outside of the domain. Other derivatives have the same bits as
+    before.
 
     Args:
       function: elementwise, and differentiable in both directions.
@@ -53,7 +55,7 @@ def with_finite_slope(
             return jax.jvp(function, (point, *parameters), moving)[1]
 
         x, half, *rest = primals
-        # The backward keeps x, not the arrays that follow from it.
+        # The backward stores x, and not the arrays computed from it.
         remat = jax.checkpoint(tangent, prevent_cse=False)
         return steep(*primals), remat(x, half, rest, (tangents[0], *tangents[2:]))
 

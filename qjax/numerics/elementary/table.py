@@ -1,6 +1,6 @@
-"""Tables of an elementwise function: one output code per input code, correctly rounded from the reals.
+"""Tables of an elementwise function: one output code per input code, correctly rounded from the real numbers.
 
-Float64 intervals decide nearly all entries; those that they leave open (a tie, a jump, a domain's edge) are computed
+Float64 intervals decide nearly all entries; those that they cannot decide (a tie, a jump, a domain's edge) are computed
 with fractions and 60 digits, so no float function's last bit decides a code.
 """
 
@@ -64,16 +64,16 @@ def table(
         if isinstance(exact, float) and np.isnan(exact):
             raise ValueError(
                 f"table: the function has no value at {float(x[index]):.9g}, the input's code {x_range[0] + index} "
-                f"(scale {s_x:.9g}, zero point {z_x}). Every code of the input needs one, also codes that the data "
-                "never take: bound the input (relu, clip, abs), guard the function (jnp.where), or give an input that "
-                "is never negative an asymmetric quantizer."
+                f"(scale {s_x:.9g}, zero point {z_x}). Every code of the input needs a value, even codes that never "
+                "occur in the data: bound the input (relu, clip, abs), guard the function (jnp.where), or give an "
+                "input that is never negative an asymmetric quantizer."
             )
         centred[index] = reals.code(exact, Fraction(s_y), low, high)
     return (centred + z_y).astype(np.int32)
 
 
 def evaluate(expression: Expression, x: Any, parameters: Sequence[Any] = ()) -> float:
-    """The function of one real number, rounded once to float64; nan and infinities as they are."""
+    """The function of one real number, rounded once to float64; nan and infinities are returned unchanged."""
     value = reals.evaluate(expression, Fraction(x), _parameters(expression, parameters))
     return float(value)
 

@@ -1,4 +1,4 @@
-"""The steps of an expression in float32 under JAX: what training computes for a model of a lower precision."""
+"""The steps of an expression in float32 under JAX, which training uses for a model of lower precision."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

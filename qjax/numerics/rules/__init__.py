@@ -4,15 +4,15 @@
 | --- | --- |
 | `classic` | one rounding of the exact product; gemmlowp's, NEON's and ruy's two; stochastic |
 | `floating` | runtimes that multiply in float32 or float64 |
-| `tflite` | TFLite's depthwise convolution, whose last channels round otherwise |
+| `tflite` | TFLite's depthwise convolution, whose last channels round differently |
 | `tflite_arm` | TFLite's optimised kernels on AArch64, which differ by shape |
 | `published` | TVM, XNNPACK, NVDLA, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
 | `torch` | PyTorch's engines, whose float steps begin at the scales |
 | `openvino` | OpenVINO's CPU plugin |
 
-A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` and register it; whoever names it
-finds it, and a graph stores its constants by their field names.
+A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` and register it; it is then available by
+its name, and a graph stores its constants by their field names.
 """
 
 from qjax.numerics.rules import classic, floating, openvino, power_of_two, published, tflite, tflite_arm, torch

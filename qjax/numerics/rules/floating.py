@@ -63,12 +63,12 @@ def float32_scale(effective_scale: Any) -> Float32:
 
 
 def float32_scale_and_bias(effective_scale: Any, bias: ArrayLike = 0.0) -> Float32WithBias:
-    """The two as float32.
+    """The scale and the bias as float32.
 
     Args:
       effective_scale: as for every rule.
       bias: in steps of the accumulator, of either sign: a float32 array, a `Float32`, or a `Real`, which is
-        rounded. PyTorch's is b / (s_x * s_w), product and quotient each rounded to float32.
+        rounded. PyTorch's is b / (s_x * s_w), with product and quotient each rounded to float32.
     """
     return Float32WithBias(*float32_scale(effective_scale), *float32.of(bias))
 
@@ -137,7 +137,7 @@ def real_of(number: Float32) -> Real:
 
 
 def bias_in_steps(c: Float32WithBias, step: Real) -> Real:
-    """The real bias of constants that hold it in steps of the accumulator."""
+    """The real bias, from constants that store it in steps of the accumulator."""
     return real_of(part_of(c, "bias")) * step
 
 
@@ -230,5 +230,5 @@ def float64_away(acc: jax.Array, e: Float64, call: Call) -> jax.Array:
 
 
 def clamped(y: jax.Array, call: Call) -> jax.Array:
-    """The codes, for a rule that finishes itself."""
+    """The codes, for a rule that adds the zero point and clamps itself."""
     return jnp.minimum(jnp.maximum(y, np.int32(call.qmin)), np.int32(call.qmax))

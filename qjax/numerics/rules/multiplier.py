@@ -1,4 +1,4 @@
-"""What the fixed-point rules share: constants that are a `Multiplier`, and the way back to int32."""
+"""What the fixed-point rules share: constants that are a `Multiplier`, and the conversion back to int32."""
 
 from collections.abc import Callable
 from typing import Any

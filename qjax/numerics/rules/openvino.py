@@ -1,12 +1,13 @@
-"""OpenVINO's CPU plugin on files that qjax writes: a float32 bias that holds the zero point, and no fused step.
+"""OpenVINO's CPU plugin on files that qjax writes: a float32 bias that includes the zero point, and no fused step.
 
-The files (`export/emit/onnx/openvino`) hold a product in steps of its output: the weights' scale is the effective scale
-e, and the bias is float32(float32(b / s_y) + z_y). oneDNN then multiplies, adds and rounds, every operation in float32:
+The files (`export/emit/onnx/openvino`) contain a product in steps of its output: the weights' scale is the effective
+scale e, and the bias is float32(float32(b / s_y) + z_y). oneDNN then multiplies, adds and rounds, every operation in
+float32:
 
     y = rint(float(acc) * e + bias).
 
-OpenVINO computes so for convolutions (brgconv and the jit kernels of SSE4.1, AVX2 and AVX-512) and for matrix products
-of three axes. Of two axes it may fuse several products into one subgraph, which has a multiply-add.
+OpenVINO computes in this way for convolutions (brgconv and the jit kernels of SSE4.1, AVX2 and AVX-512) and for matrix
+products of three axes. With two axes it may fuse several products into one subgraph, which has a multiply-add.
 """
 
 import jax

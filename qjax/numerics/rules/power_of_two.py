@@ -1,8 +1,8 @@
 """Requantization by one shift: effective scales that are powers of two, as in ap_fixed and ac_fixed hardware.
 
-acc * 2^-n keeps no fraction but the n bits shifted out, so a rounding and an overflow say everything. Both are
-named as AMD's Vitis HLS names them for ap_fixed (UG1399, "Arbitrary Precision Fixed-Point Data Types";
-Siemens' ac_fixed has the same ones with the prefix AC_). "power_of_two:ROUNDING:OVERFLOW" chooses; the name
+acc * 2^-n has no other fraction than the n bits that are shifted out, so a rounding and an overflow mode define
+everything. Both are named as AMD's Vitis HLS names them for ap_fixed (UG1399, "Arbitrary Precision Fixed-Point Data
+Types"; Siemens' ac_fixed has the same ones with the prefix AC_). "power_of_two:ROUNDING:OVERFLOW" chooses; the name
 "power_of_two" alone is RND_CONV and SAT.
 
 | rounding | 2^-n acc becomes | tie 1/2, -1/2, 3/2, -3/2 |
@@ -15,14 +15,14 @@ Siemens' ac_fixed has the same ones with the prefix AC_). "power_of_two:ROUNDING
 | RND_INF | nearest, ties away from zero | 1, -1, 2, -2 |
 | RND_MIN_INF | nearest, ties down | 0, -1, 1, -2 |
 
-The overflow happens to the code, the zero point being added without one:
+The overflow applies to the code; adding the zero point does not overflow:
 
 | overflow | a code outside of [qmin, qmax] becomes |
 | --- | --- |
 | SAT | the nearest one inside |
 | SAT_ZERO | the zero point, which represents 0 |
 | SAT_SYM | as SAT, in [max(qmin, -qmax), qmax] |
-| WRAP | the code modulo 2^bits, bits being the least that hold qmin and qmax; then SAT, for a narrow range |
+| WRAP | the code modulo 2^bits, with the fewest bits that fit qmin and qmax; then SAT, for a narrow range |
 """
 
 from functools import partial
@@ -83,7 +83,7 @@ def shift_and_overflow(acc: jax.Array, c: PowerOfTwo, call: Call, *, rounding: s
     """acc * 2^-shift + zero_point by the two named modes; see the module."""
     x = acc.astype(jnp.int64)
     left = jnp.clip(-c.shift, np.int32(0), np.int32(31)).astype(jnp.int64)
-    # A larger left shift leaves every range of codes, and only zeros remain in a register that wraps. A shift by 40
+    # A larger left shift exceeds every range of codes, and leaves only zeros in a register that wraps. A shift by 40
     # does the same.
     x = jnp.where(c.shift < -31, jnp.sign(x) << np.int64(40), x << left)
     # Beyond 40 every rounding is that of a number near 0.
@@ -116,7 +116,7 @@ def _rounded(x: jax.Array, shift: jax.Array, rounding: str) -> jax.Array:
 
 
 def _register(qmin: int, qmax: int) -> tuple[np.int64, int]:
-    """The least value and the width of the narrowest register, two's complement or unsigned, that holds both."""
+    """The lowest value and the width of the narrowest register, two's complement or unsigned, that fits both."""
     if qmin >= 0:
         return np.int64(0), max(qmax.bit_length(), 1)
     bits = max((-qmin - 1).bit_length(), qmax.bit_length()) + 1
@@ -127,8 +127,8 @@ def _build(name: str, parameters: list[str]) -> Rule:
     rounding, overflow = parameters if len(parameters) == 2 else ("", "")
     if rounding not in _ROUNDINGS or overflow not in _OVERFLOWS:
         raise ValueError(
-            f"rule 'power_of_two:ROUNDING:OVERFLOW' needs a rounding out of {', '.join(_ROUNDINGS)} and an overflow "
-            f"out of {', '.join(_OVERFLOWS)}. Got {name!r}."
+            f"rule 'power_of_two:ROUNDING:OVERFLOW' needs a rounding among {', '.join(_ROUNDINGS)} and an overflow "
+            f"among {', '.join(_OVERFLOWS)}. Got {name!r}."
         )
     apply = partial(shift_and_overflow, rounding=rounding, overflow=overflow)
     return Rule(name, power_of_two_shift, PowerOfTwo, apply, finishes=True, check=_check, powers_of_two=True)

@@ -10,12 +10,12 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What one call of `requantize` knows beside the accumulator and the constants.
+    """What one call of `requantize` knows besides the accumulator and the constants.
 
     Attributes:
       zero_point: int32, of the output's codes; it broadcasts against the accumulator without a change of rank.
-      qmin: the least code.
-      qmax: the greatest code.
+      qmin: the lowest code.
+      qmax: the highest code.
       key: the random key, for a rule that needs one.
     """
 
@@ -35,7 +35,7 @@ class Product:
     Attributes:
       depth: how many products one accumulator adds.
       channels: of the output.
-      groups: of a convolution; 1 for a matrix product, which has none of what follows.
+      groups: of a convolution; 1 for a matrix product, which has none of the following.
       window: the kernel's spatial sizes.
       strides: likewise.
       dilation: of the kernel; (1, ...) for none.
@@ -63,23 +63,23 @@ class Rule:
         that `takes_bias` is called as prepare(scale, bias).
       constants: the type that `prepare` returns, a NamedTuple of int32 arrays that broadcast against the
         accumulator; `requantize` takes such constants in place of a scale. A graph stores each field as a
-        tensor of its name, so the names are part of the format: `constants(**fields)` brings them together.
-      apply: (acc, constants, call) -> int32, traced with 64-bit integers enabled. It gives the rounded acc *
-        e, saturated to int32, before the zero point is added; or, where it `finishes`, the codes.
+        tensor of its name, so the names are part of the format: `constants(**fields)` restores them.
+      apply: (acc, constants, call) -> int32, traced with 64-bit integers enabled. It returns the rounded acc
+        * e, saturated to int32, before the zero point is added; or, if it `finishes`, the codes.
       needs_key: whether `apply` draws random numbers.
       finishes: whether `apply` adds the zero point and brings the result into [qmin, qmax] itself.
-      bias: "accumulated" where the bias is a part of the accumulator; otherwise it is a constant of the rule, added in
-        its arithmetic: "integer" where the rule rounds it to steps of the accumulator, "real" where it does not.
+      bias: "accumulated" if the bias is a part of the accumulator; otherwise it is a constant of the rule, added in
+        its arithmetic: "integer" if the rule rounds it to steps of the accumulator, "real" if it does not.
         `prepare` then takes it in steps of the accumulator, as a `Real` or float32, and without one it is 0.
-      of_scales: where the runtime's steps begin at the scales, so that the effective scale alone does not tell
-        them: (s_x, s_w, s_y, bias, per_channel) -> constants, the bias a real number, per_channel whether the
-        weights have more than one scale. `prepare` then serves callers who know an effective scale only.
-      real_bias: (constants, s_x * s_w as a `Real`) -> the bias as a real number, of a rule that `takes_bias`: what
-        another target starts from.
+      of_scales: set if the runtime computes from the scales themselves, so that the effective scale alone is not
+        enough: (s_x, s_w, s_y, bias, per_channel) -> constants, with the bias a real number, and per_channel whether
+        the weights have more than one scale. `prepare` is then for callers who only know an effective scale.
+      real_bias: (constants, s_x * s_w as a `Real`) -> the bias as a real number, for a rule that `takes_bias`:
+        another target starts from it.
       accumulators: the dtypes that `apply` takes.
       check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
-      variant: where the runtime has kernels for some shapes that round otherwise: the name of the rule of a product,
-        which takes the same constants. Conversion asks it; `requantize` under this rule's own name does not.
+      variant: set if the runtime has kernels for some shapes that round differently: product -> the name of its rule,
+        which takes the same constants. Conversion calls it; `requantize` under this rule's own name does not.
       monotone: whether a greater accumulator never becomes a lesser code, as long as neither it nor acc * e leaves
         (-2^30, 2^30); whether a clamp to [qmin, qmax] is the last step; and whether no element depends on its place in
         the accumulator. An emitter may then write another computation with the same codes.
@@ -123,7 +123,7 @@ _FAMILIES: dict[str, _Family] = {}
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Add a rule to the registry; a name can be taken once only.
+    """Add a rule to the registry; each name can be used only once.
 
     Args:
       rule: the rule.
@@ -179,6 +179,6 @@ def get_rule(name: str) -> Rule:
 
 @cache
 def _member(name: str) -> Rule:
-    """One object per name: `jit` looks its programs up by the rule."""
+    """Caches one object per name, because `jit` looks its programs up by the rule."""
     family, *parameters = name.split(":")
     return _FAMILIES[family].build(name, parameters)

@@ -1,4 +1,4 @@
-"""A rule that depends on the channel: TFLite's optimised depthwise convolution, vectorised in part.
+"""A rule that depends on the channel: TFLite's optimised depthwise convolution, which is vectorised in part.
 
 Notation as in `classic`.
 """
@@ -13,7 +13,7 @@ from qjax.numerics.rules.multiplier import fixed_point
 from qjax.numerics.rules.registry import Call
 
 LANES = 8
-"""Channels that the vectorised loop finishes at once."""
+"""Channels that the vectorised loop completes at once."""
 
 
 @fixed_point("tflite_depthwise_neon")

@@ -1,4 +1,4 @@
-"""TFLite's optimised kernels on AArch64: which of them runs, and so how it rounds, depends on shapes.
+"""TFLite's optimised kernels on AArch64: the shapes decide which of them runs, and therefore how it rounds.
 
 Notation as in `classic`. Sources: cpu_backend_gemm_custom_gemv.h, depthwiseconv_3x3_filter_common.h,
 depthwiseconv_int8_3x3_filter.h of TensorFlow Lite; compared with the AArch64 build of ai-edge-litert 2.3.0.
@@ -18,7 +18,7 @@ from qjax.numerics.rules.multiplier import fixed_point, saturated
 from qjax.numerics.rules.registry import Call, Product
 
 _LEAST_DEPTH, _LEAST_CHANNELS = 8, 4
-"""What fills the registers of the product of a matrix and a vector."""
+"""The sizes that fill the registers of the product of a matrix and a vector."""
 _LANES = 8
 
 
@@ -50,7 +50,7 @@ def _depthwise_variant(product: Product) -> str:
 
 
 def _fast_3x3(product: Product) -> bool:
-    """Whether the kernel for windows of 3x3 takes it (Fast3x3FilterKernelSupported)."""
+    """Whether the kernel for windows of 3x3 supports the product (Fast3x3FilterKernelSupported)."""
     p = product
     stride, low = p.strides[:1] * 2, p.padding[0][0] if p.padding else 0
     fits = (
@@ -66,7 +66,7 @@ def _fast_3x3(product: Product) -> bool:
         return False
     for size, step, (_, high) in zip(p.sizes, stride, p.padding, strict=True):
         outputs = (size + low + high - 3) // step + 1
-        # the last window may reach beyond the input by as much as the first
+        # the last window may reach as far beyond the input as the first
         if (outputs - 1) * step - low + 3 > size + low:
             return False
     return low == 0 or p.sizes[0] == p.sizes[1] or 1 not in p.sizes

@@ -1,6 +1,6 @@
 """PyTorch's quantized kernels on x86: float32 steps that begin at the scales, and a bias that stays a float.
 
-Given scales s_x, s_w, s_y and a float32 bias b, every operation float32 and p = s_x * s_w:
+Given scales s_x, s_w, s_y and a float32 bias b, with every operation in float32 and p = s_x * s_w:
 
 | rule | before rint | bias | e |
 | --- | --- | --- | --- |
@@ -9,12 +9,12 @@ Given scales s_x, s_w, s_y and a float32 bias b, every operation float32 and p =
 | `torch_onednn` | (acc * p' + b) * (1 / s_y) + z_y | a real number | p' = s_x' * s_w' |
 | `torch_onednn_conv` | the same | the same | p' = s_x' * s_w |
 
-with s' = 1 / (1 / s), which is s but for its last bit: PyTorch hands reciprocals to oneDNN, which inverts them again.
-FBGEMM's multiply-add is GCC's contraction of a product and a sum. The first two add the zero point after rounding, and
-what int32 cannot hold becomes its least number; oneDNN saturates.
+with s' = 1 / (1 / s), which equals s up to its last bit: PyTorch passes reciprocals to oneDNN, which inverts them
+again. FBGEMM's multiply-add is GCC's contraction of a product and a sum. The first two add the zero point after
+rounding, and results beyond int32 become its lowest number; oneDNN saturates.
 
-Measured with torch 2.13.0, CPU, AVX2: 0 differences of 16 million outputs of linear and of 1.6 million of conv2d (also
-depthwise and grouped) per engine, among them accumulators that the bias cancels, where the forms above part.
+Measured with torch 2.13.0, CPU, AVX2: 0 of 16 million outputs of linear and 0 of 1.6 million of conv2d (also depthwise
+and grouped) differ per engine, among them accumulators that the bias cancels, for which the forms above differ.
 """
 
 from typing import Any, NamedTuple
@@ -46,9 +46,9 @@ class Fbgemm(NamedTuple):
     Attributes:
       mantissa: of the effective scale.
       exponent: likewise.
-      addend_mantissa: of what addend * step is the bias in steps of the accumulator.
+      addend_mantissa: of the number for which addend * step is the bias in steps of the accumulator.
       addend_exponent: likewise.
-      step_mantissa: 1 / p where the weights have one scale, else 1.
+      step_mantissa: 1 / p if the weights have one scale, else 1.
       step_exponent: likewise.
     """
 
@@ -147,7 +147,7 @@ def _fbgemm_bias(c: Fbgemm, step: Real) -> Real:
 
 
 def onednn_bias(c: Onednn, step: Real) -> Real:
-    """The real bias of constants that hold it as it is."""
+    """The real bias, from constants that store it unchanged."""
     return real_of(part_of(c, "addend"))
 
 

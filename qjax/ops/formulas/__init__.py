@@ -1,4 +1,4 @@
-"""The formulas of operations without weights, one file per formula or family."""
+"""The formulas by which runtimes compute operations without weights, one file per formula or family."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ __all__ = ["OPS", "Formula", "Setting", "average", "check_target", "count_of", "
 
 
 def get(name: str) -> Formula:
-    """The formula of that name: a registered one, or a rule of requantization ("single_round", "float32/f32")."""
+    """The formula with that name: a registered one, or a rule of requantization ("single_round", "float32/f32")."""
     found = registered().get(name)
     if found is not None:
         return found
@@ -54,11 +54,11 @@ def get(name: str) -> Formula:
 def average(
     target: Target, op: str, *, spatial: bool, wide: bool, same_grid: bool, varying: bool = False
 ) -> Formula | None:
-    """The formula that computes an average on a target, or None for the exact sum.
+    """The formula by which a target computes an average, or None for the exact sum.
 
     Args:
       op: "mean" or "average_pool".
-      spatial: whether a mean is one over height and width of an NHWC tensor.
+      spatial: whether a mean runs over height and width of an NHWC tensor.
       wide: whether the codes have 16 bits.
       same_grid: whether the output has the input's scale and zero point.
       varying: whether the outputs average different numbers of elements.
@@ -79,9 +79,9 @@ def average(
 
 
 def count_of(step: str, value: Any) -> int | np.ndarray | None:
-    """By how many elements a sum is divided: a step "div" by whole numbers, or "mul" by their reciprocals.
+    """The number by which a step divides a sum: "div" by whole numbers, or "mul" by their reciprocals.
 
-    Returns None for any other step, and for numbers that only a trace knows.
+    Returns None for any other step, and for numbers that are tracers.
     """
     if step not in ("div", "mul") or isinstance(value, Tracer):
         return None
@@ -95,7 +95,7 @@ def count_of(step: str, value: Any) -> int | np.ndarray | None:
 
 
 def check_target(target: Target) -> None:
-    """Raise a ValueError unless every formula that a target names exists and computes the operation it is named for."""
+    """Raise a ValueError unless every formula that a target names exists and computes its operation."""
     for op in OPS:
         name = target.formula(op)
         if name is None:
@@ -106,12 +106,12 @@ def check_target(target: Target) -> None:
             raise ValueError(f"Target {target.name!r}, {op}: {error}") from None
         if op not in formula.ops:
             raise ValueError(
-                f"Target {target.name!r}, {op}: the formula {name!r} computes {', '.join(sorted(formula.ops))}."
+                f"Target {target.name!r}, {op}: the formula {name!r} only computes {', '.join(sorted(formula.ops))}."
             )
     if target.scaled_matmul and (target.matmul is None or not get(target.matmul).factors):
         raise ValueError(
-            f"Target {target.name!r}: scaled_matmul needs a matmul formula that takes a factor, as the rules of "
-            f"requantization do. Got {target.matmul!r}."
+            f"Target {target.name!r}: scaled_matmul needs a matmul formula that takes a factor, such as a rule of "
+            f"requantization. Got {target.matmul!r}."
         )
 
 

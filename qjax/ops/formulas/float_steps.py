@@ -1,4 +1,4 @@
-"""Steps of formulas that compute in float32: float32 constants as int32 arrays, and rounding a float32 to a code."""
+"""Steps shared by formulas that compute in float32: constants as int32 arrays, and rounding a float32 to a code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from qjax.numerics.float32 import Float32, Overflow
 from qjax.ops.formulas.base import Array
 
 _FAR = np.int32(2**30)
-"""Beyond any code; a zero point added to it stays within int32."""
+"""Beyond any code, but small enough that adding a zero point stays within int32."""
 
 
 def roles(**numbers: Float32) -> dict[str, Array]:
@@ -22,12 +22,12 @@ def roles(**numbers: Float32) -> dict[str, Array]:
 
 
 def number(constants: Mapping[str, Any], name: str) -> Float32:
-    """The number that `roles` took apart."""
+    """The number that `roles` split."""
     return Float32(jnp.asarray(constants[f"{name}_mantissa"]), jnp.asarray(constants[f"{name}_exponent"]))
 
 
 def integer(value: Any) -> Array:
-    """A zero point or a count as int32: numpy on the host, a JAX array in a trace."""
+    """A zero point or a count as int32: a NumPy number on the host, a JAX array in a trace."""
     return host_or_trace(value).asarray(value).astype(np.int32)
 
 
@@ -37,7 +37,7 @@ def whole(constants: Mapping[str, Any], name: str) -> Float32:
 
 
 def dequantize(codes: jax.Array, scale: Float32) -> Float32:
-    """float32(code - zero point) * scale, given centred codes: DequantizeLinear."""
+    """float32(code - zero point) * scale, given centred codes, as DequantizeLinear computes it."""
     return float32.multiply(float32.from_int32(codes), scale)
 
 
@@ -49,6 +49,6 @@ def round_outside(x: Float32, constants: Mapping[str, Any], overflow: Overflow =
 def round_inside(x: Float32, constants: Mapping[str, Any], overflow: Overflow = "saturate") -> jax.Array:
     """rint(x + y_zero_point): the zero point is added in float32, so ties round by the parity of the code.
 
-    overflow: "indefinite" is CVTPS2DQ without a clamp before it, which turns what leaves int32 into -2^31.
+    overflow: "indefinite" is CVTPS2DQ without a clamp before it, which turns numbers beyond int32 into -2^31.
     """
     return float32.to_int32(float32.add(x, whole(constants, "y_zero_point")), overflow=overflow)

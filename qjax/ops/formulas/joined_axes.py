@@ -1,13 +1,16 @@
-"""Neighbouring axes that a loop over two operands walks alike, so that they are one axis to it."""
+"""Merges neighbouring axes that a loop over two operands treats alike, as the loops of runtimes do.
+
+shapes (2, 3, 4) and (1, 1, 4)    ->    the axes {0, 1}, along which the second operand is repeated, and {2}
+"""
 
 from collections.abc import Sequence
 
 
 def joined_axes(first: Sequence[bool], second: Sequence[bool]) -> list[range]:
-    """The axes in groups of neighbours along which both operands move, or the same one is repeated.
+    """Groups of neighbouring axes along which both operands advance, or the same one is repeated.
 
     first, second: for each axis of the result, whether the operand has several elements along it. An axis along which
-    neither has is in the group before it, the first such axes in the group behind them.
+    neither has is in the group before it, and the first such axes are in the group after them.
     """
     groups: list[range] = []
     last: tuple[bool, bool] | None = None

@@ -39,7 +39,7 @@ def global_average(acc: jax.Array, constants: Mapping[str, Any]) -> jax.Array:
 def window_average(codes: jax.Array, constants: Mapping[str, Any]) -> Float32:
     """The real average over the leading axis of the centred codes, added up in float32 in that order.
 
-    Padding may be there as zeros: adding 0 changes nothing.
+    Padding may be included as zeros, because adding 0 changes nothing.
     """
     scale = number(constants, "scale0")
 
@@ -53,7 +53,7 @@ def window_average(codes: jax.Array, constants: Mapping[str, Any]) -> Float32:
 
 
 def window_roles(setting: Setting) -> dict[str, Array]:
-    """The two scales as they are."""
+    """The two scales, unchanged."""
     return roles(scale0=float32.of(setting.scales[0]), y_scale=float32.of(setting.y_scale))
 
 

@@ -28,7 +28,7 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 
 def _quantize(x: Float32, constants: Mapping[str, Any]) -> jax.Array:
-    """rint(x / y_scale) + y_zero_point, a true division: QuantizeLinear, which clamps before it converts."""
+    """rint(x / y_scale) + y_zero_point with a true division, as in QuantizeLinear, which clamps before it converts."""
     return round_outside(float32.divide(x, number(constants, "y_scale")), constants)
 
 

@@ -50,7 +50,7 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
     with wide(jnp):
         rounded = shifted_sum(operands, constants, Rounding.NEAREST_EVEN)
-        # codes of 16 bits may leave int32
+        # codes of 16 bits may exceed int32
         rounded = jnp.clip(rounded, np.int64(-(2**30)), np.int64(2**30)).astype(jnp.int32)
     return rounded + jnp.asarray(constants["y_zero_point"])
 

@@ -54,7 +54,7 @@ def requantized(rule: str, form: Form = "f64") -> Formula:
 
 
 def scaled(scale: Any, factor: float) -> Any:
-    """The scale of the first operand with the factor behind the product, float32; see `Target.scaled_matmul`."""
+    """The scale of the first operand times the factor after the product, float32; see `Target.scaled_matmul`."""
     return (Real.of(scale) * Real.of(factor)).to_float32()
 
 

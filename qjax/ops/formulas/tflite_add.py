@@ -90,7 +90,7 @@ def neon_add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attrib
 
 
 def has_vectors(attributes: Mapping[str, Any]) -> bool:
-    """Whether the optimised kernel has a vectorised loop: that of ADD has."""
+    """Whether the optimised kernel has a vectorised loop, as that of ADD does."""
     return not attributes.get("subtract", False)
 
 

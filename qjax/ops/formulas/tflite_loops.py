@@ -1,17 +1,17 @@
-"""The loops of LiteRT's optimised kernels over two operands, of which one may be repeated along axes.
+"""The loops of LiteRT's optimised kernels over two operands, one of which may be repeated along some axes.
 
 Their vectorised functions run over stretches of the tensor. The last elements of a stretch are computed one by one, and
-round otherwise. With operands of one shape the whole tensor is one stretch. With others, ProcessBroadcastShapes sorts
+round differently. With operands of one shape the whole tensor is one stretch. With others, ProcessBroadcastShapes sorts
 the axes from the last to the first into five groups (`y4` to `y0`), and each stretch is one pass of the inner loop:
 
-    y4 the axes in which both agree, y3 those along which the one operand is repeated, y2 again those in which both
+    y4 the axes in which both agree, y3 those along which one operand is repeated, y2 again those in which both
     agree, y1 those along which the other is repeated, y0 those in which both agree.
 
 With y4 > 1 a stretch has y4 elements of both operands; otherwise y3 elements of one and a single element of the other.
-Where an axis is left over, a loop without vectors runs. Sources: TensorFlow Lite's ProcessBroadcastShapes
+If an axis fits no group, a loop without vectors runs. Sources: TensorFlow Lite's ProcessBroadcastShapes
 (kernels/internal/common.h) and BinaryBroadcastFiveFold (kernels/internal/optimized/optimized_ops.h). Compared with
-ai-edge-litert 2.3.0: 0 of 4.2 million codes of ADD, SUB and MUL per kernel on x86, and 0 of 2.5 million on AArch64
-under emulation, with int8, uint8 and int16 codes and 23 pairs of shapes.
+ai-edge-litert 2.3.0: 0 of 4.2 million codes of ADD, SUB and MUL per kernel differ on x86, and 0 of 2.5 million on
+AArch64 under emulation, with int8, uint8 and int16 codes and 23 pairs of shapes.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from qjax.ops.formulas.tflite_steps import in_vectors
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """How the inner loop walks.
+    """How the inner loop proceeds.
 
     kind: "rows", elements of both operands; "scalar", elements of one with a single one of the other; "portable",
     without vectors. axes: how many of the last axes of the result a stretch covers.
@@ -37,7 +37,7 @@ class Loop:
     axes: int
 
     def in_vectors(self, shape: tuple[int, ...], block: int) -> jax.Array:
-        """Boolean of that shape, the result's: which elements belong to whole blocks of their stretch."""
+        """Boolean, in the result's shape: which elements belong to whole blocks of their stretch."""
         if self.kind == "portable":
             return jnp.zeros(shape, jnp.bool_)
         return jnp.broadcast_to(in_vectors(shape[len(shape) - self.axes :], block), shape)
@@ -55,7 +55,7 @@ def loop_of(first: Sequence[Any], second: Sequence[Any]) -> Loop:
     left = rank
 
     def take(condition: Callable[[Any, Any], bool]) -> int:
-        """The axes of one group, from the last that is left."""
+        """The axes of one group, from the last one that has no group yet."""
         nonlocal left
         before = left
         while left and condition(a[left - 1], b[left - 1]):

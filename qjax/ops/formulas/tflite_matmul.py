@@ -29,7 +29,7 @@ _OF_SINGLE = "single_"
 
 
 def _own(name: str, form: Form) -> Formula:
-    """The runtime's own kernel, whose scale has that form."""
+    """The runtime's own kernel, with a scale of that form."""
     narrow, wide = requantized("double_round", form), requantized("int16x8", form)
 
     def prepare(setting: Setting) -> dict[str, Array]:

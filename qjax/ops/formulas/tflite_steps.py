@@ -2,7 +2,7 @@
 
 The optimised kernels process a tensor in blocks of vectors and the last elements one by one. The two halves round
 differently: NEON's rounding shift moves ties up, gemmlowp's portable one away from zero. On x86 the NEON code is
-translated to SSE, with the same bits. So the bits of an element can depend on its position in the tensor.
+translated to SSE, with the same bits. Therefore the bits of an element can depend on its position in the tensor.
 """
 
 import math
@@ -36,14 +36,14 @@ def scaled(x: jax.Array, constants: Mapping[str, Any], suffix: str = "") -> jax.
 
 
 def scaled_in_vectors(x: jax.Array, constants: Mapping[str, Any], vectors: Any, suffix: str = "") -> jax.Array:
-    """MultiplyByQuantizedMultiplier4Rows (the rule `neon`) where `vectors` holds, the portable one elsewhere."""
+    """MultiplyByQuantizedMultiplier4Rows (the rule `neon`) where `vectors` is true, the portable one elsewhere."""
     return jnp.where(vectors, _under(neon, x, constants, suffix), scaled(x, constants, suffix))
 
 
 def _under(rule: Apply, x: jax.Array, constants: Mapping[str, Any], suffix: str) -> jax.Array:
-    """A rule on a multiplier that need not be normalized: an average's has been divided by a count.
+    """Apply a rule with a multiplier that need not be normalized, because that of an average is divided by a count.
 
-    Beyond 31 places C's shift is undefined, and so is the runtime's result.
+    Beyond 31 bits C's shift is undefined, and so is the runtime's result.
     """
     multiplier, shift = (constant(constants, f"{role}{suffix}") for role in ("multiplier", "shift"))
     m = Multiplier(jnp.broadcast_to(multiplier, x.shape), jnp.broadcast_to(shift, x.shape))
@@ -58,7 +58,7 @@ def in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
 
 
 def channels_in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
-    """Boolean of that shape: which channels, the last axis, belong to whole blocks."""
+    """Boolean of that shape: which channels (the last axis) belong to whole blocks."""
     channels = shape[-1]
     limit = np.int32(channels - channels % block)
     return jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) < limit
@@ -75,5 +75,5 @@ def is_wide(attributes: Mapping[str, Any]) -> bool:
 
 
 def same_types(attributes: Mapping[str, Any]) -> bool:
-    """Whether the inputs' codes have the output's dtype, as far as the node says."""
+    """Whether the inputs' codes have the output's dtype, as far as the node states it."""
     return all(dtype == attributes["dtype"] for dtype in attributes.get("input_dtypes", ()))

@@ -38,7 +38,7 @@ def _shares(setting: Setting) -> dict[str, Array]:
 
 
 def _counted(setting: Setting) -> dict[str, Array]:
-    """No constants: a kernel gets the count anyway."""
+    """No constants, because the kernel gets the count anyway."""
     return {}
 
 

@@ -35,9 +35,9 @@ def _prepare(setting: Setting) -> dict[str, Array]:
     largest = xp.maximum(*exponents)
     if xp is np and (np.any(largest < -10) or np.any(largest > 7)):
         raise ValueError(
-            "torch_qnnpack_add: the larger of the ratios of scales s_0 / s_y, s_1 / s_y must be in [2^-10, 2^8), or "
-            f"QNNPACK does not make the operator. Got scales {setting.scales[0]} and {setting.scales[1]} for an output "
-            f"scale of {setting.y_scale}; calibrate the output on the sum."
+            "torch_qnnpack_add: the larger of the ratios of scales s_0 / s_y, s_1 / s_y must be in [2^-10, 2^8); "
+            f"otherwise QNNPACK does not create the operator. Got scales {setting.scales[0]} and {setting.scales[1]} "
+            f"for an output scale of {setting.y_scale}; calibrate the output on the sum."
         )
     shift = xp.clip(np.int32(_FACTOR_BITS) - largest, np.int32(1), np.int32(31)).astype(np.int32)
     factors = {f"factor{i}": float32.to_int32(Float32(r.mantissa, r.exponent + shift)) for i, r in enumerate(ratios)}

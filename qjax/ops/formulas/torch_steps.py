@@ -1,10 +1,10 @@
-"""Steps that PyTorch's formulas share: a reciprocal, whole vectors and what is left over.
+"""Steps that PyTorch's formulas share: a reciprocal, whole vectors and the remaining elements.
 
 PyTorch's vectorised kernels (AVX2) process a tensor in blocks and the last elements one by one. The two halves round
 differently. A block multiplies and adds in one step, and adds the zero point to the integer. The scalar code rounds
-every operation, and adds the zero point before it rounds. So the bits of an element can depend on its position in
-memory, which here is the row-major order of the array. This models one thread: several threads split a tensor of more
-than 32,768 elements into pieces.
+every operation, and adds the zero point before it rounds. Therefore the bits of an element can depend on its position
+in memory, which here is the row-major order of the array. This models one thread: several threads split a tensor of
+more than 32,768 elements into pieces.
 """
 
 import math
@@ -19,10 +19,10 @@ from qjax.numerics.float32 import Float32
 from qjax.ops.formulas.joined_axes import joined_axes
 
 BLOCK = 64
-"""Elements of a turn of the elementwise loops: two vectors of 32 codes."""
+"""Elements per iteration of the elementwise loops: two vectors of 32 codes."""
 
 CHANNELS = 8
-"""Channels of a turn of the pooling loops."""
+"""Channels per iteration of the pooling loops."""
 
 
 def reciprocal(x: Any) -> Float32:
@@ -33,10 +33,11 @@ def reciprocal(x: Any) -> Float32:
 def in_blocks(
     first: Sequence[Any], second: Sequence[Any], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]
 ) -> jax.Array:
-    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` after them.
+    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` for those after them.
 
-    first, second: the shapes of the operands. TensorIterator joins neighbouring axes that it walks alike: with operands
-    of one shape all of them. Its inner loop runs over the last joined axis, and has blocks and a rest of its own.
+    first, second: the shapes of the operands. TensorIterator merges neighbouring axes that it treats alike; with
+    operands of one shape these are all axes. Its inner loop runs over the last merged axis, and has its own blocks and
+    its own rest.
     """
     shape = jnp.broadcast_shapes(tuple(first), tuple(second))
     inner = shape[len(shape) - _inner_axes(first, second) :]
@@ -59,7 +60,7 @@ def _inner_axes(first: Sequence[Any], second: Sequence[Any]) -> int:
 def in_channel_blocks(
     shape: tuple[int, ...], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]
 ) -> jax.Array:
-    """`block()` for the channels, the last axis, in whole blocks of `CHANNELS`, `rest()` after them."""
+    """`block()` for the channels (the last axis) in whole blocks of `CHANNELS`, `rest()` for those after them."""
     channels = shape[-1] if shape else 1
     return _split(channels, CHANNELS, lambda: jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1), block, rest)
 
@@ -71,7 +72,7 @@ def _split(
     block: Callable[[], jax.Array],
     rest: Callable[[], jax.Array],
 ) -> jax.Array:
-    """Only what some element needs is computed, unless the size is symbolic."""
+    """Computes `block` or `rest` only if some element needs it, unless the size is symbolic."""
     limit = size - size % step
     if isinstance(size, int) and limit == size:
         return block()

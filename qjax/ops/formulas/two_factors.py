@@ -1,4 +1,4 @@
-"""A sum of two codes with integer factors and one shift, in 64 bits: what several runtimes' additions compute."""
+"""A sum of two codes with integer factors and one shift, in 64 bits, as several runtimes compute additions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

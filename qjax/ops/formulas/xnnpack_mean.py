@@ -29,10 +29,10 @@ def mean_formula(
     offset: Callable[[Setting, Array, Array], Float32],
     multiply_add: Callable[[Float32, Float32, Float32], Float32],
 ) -> Formula:
-    """The formula under one way to multiply and add.
+    """The formula for one way to multiply and add.
 
-    offset: (setting, r, n z_x) -> the constant c; r and n z_x are float32. multiply_add: (sum q, r, c) -> what rint
-    rounds.
+    offset: (setting, r, n z_x) -> the constant c; r and n z_x are float32. multiply_add: (sum q, r, c) -> the operand
+    of rint.
     """
 
     def prepare(setting: Setting) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""When LiteRT delegates an operation to XNNPACK, and when its own optimised kernel runs it."""
+"""Decides when LiteRT delegates an operation to XNNPACK, and when its own optimised kernel runs it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,6 +37,6 @@ def has_kernel(attributes: Mapping[str, Any]) -> bool:
 
 
 def is_delegated(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
-    """Whether XNNPACK runs a node, as far as its attributes and constants say. Its kernels are pointwise."""
+    """Whether XNNPACK runs a node, as far as its attributes and constants determine it. Its kernels are pointwise."""
     delegated = constants.get("delegated")
     return has_kernel(attributes) and not traced(delegated) and bool(np.all(np.asarray(delegated) == 1))

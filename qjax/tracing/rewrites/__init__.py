@@ -1,4 +1,6 @@
-"""Rewriters: pure functions from program to program that find functions which span several equations.
+"""Rewriters: pure functions from program to program that recognise functions which span several equations.
+
+    e = exp(x - max(x)); y = e / sum(e)    ->    y = softmax(x)
 
 Each runs on every program, and on every body of a scan or remat, in the order of `REWRITERS`. Functions over axes come
 first (a normalisation, a softmax), then the remaining elementwise functions. To add one, write its file and list it.
@@ -73,11 +75,11 @@ REWRITERS: tuple[Rewriter, ...] = (
 )
 
 _INSIDE: dict[Rewriter, Rewriter] = {write_wraps: write_wraps_inside}
-"""What rewrites bodies in the place of a rewriter."""
+"""The rewriter for bodies, if it is not the one for whole programs."""
 
 
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
-    """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
+    """Apply every rewriter, bodies included; constant: per input, whether it is a parameter."""
     program = keep_carries(drop_unread(program))
     mark_fixed(program, constant)
     program = write_pairs(program)

@@ -1,9 +1,10 @@
-"""Adapters as part of the weight beside which they lie: x W + g(x) becomes x (W + D), for a low-rank g such as LoRA.
+"""Merges adapters such as LoRA into the weight beside them: x W + g(x) becomes x (W + D) for a low-rank, linear g.
 
-g is found by what it computes: it begins with a product of the base's own input and a parameter that is an adapter, has
-steps that are linear in x, and ends where its result is added to the base's. D is g of the unit vectors.
+g is recognised by what it computes: it begins with a product of the base's own input and a parameter that is an
+adapter, has only steps that are linear in x, and ends where its result is added to the base's. D is g applied to the
+unit vectors.
 
-An adapter that is not so (a dropout before it, another input, a function in between) stays as the model has it.
+Any other adapter (with a dropout before it, another input, a function in between) stays as it is in the model.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ _LINEAR = ("dot_general", "mul", "div", "neg")
 class Adapter:
     """One adapter. branch: its equations, from x to delta. base: the product beside it. join: where both are added.
 
-    between: the equations from the base's product to the join. whole: what the base's side adds at the join.
+    between: the equations from the base's product to the join. whole: the operand of the join on the base's side.
     """
 
     x: Value
@@ -59,7 +60,7 @@ class Adapter:
         count = -(-depth // max(rows, 1))
         unit = jnp.eye(count * rows, depth, dtype=self.x.dtype).reshape(count, *(shape[a] for a in (*free, *summed)))
         unit = jnp.moveaxis(unit, range(1, len(shape) + 1), [1 + axis for axis in (*free, *summed)])
-        # one after the other: each needs as much memory as the adapter itself
+        # one unit vector at a time, because each needs as much memory as the adapter itself
         found = lax.map(lambda x: self._response(x, dict(zip(self.leaves, leaves, strict=True))), unit)
         of_x, of_w = (Dot().channels(self.base, index) for index in (1 - self.weight, self.weight))
         order = [out for out, _ in sorted(of_x, key=lambda pair: pair[1])]
@@ -72,7 +73,7 @@ class Adapter:
         return jnp.moveaxis(found, range(found.ndim), axes)
 
     def _response(self, x: jax.Array, known: Mapping[Value, Any]) -> jax.Array:
-        """What the branch computes of x, in the shape of the base's product."""
+        """The branch applied to x, in the shape of the base's product."""
         env: dict[Value, Any] = {**known, self.x: x}
         for eqn in self.branch:
             given = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
@@ -88,7 +89,7 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Added:
-    """The weight with its adapter."""
+    """A weight with its adapter added."""
 
     adapter: Adapter
 
@@ -102,7 +103,7 @@ def adapter_of(eqn: Equation) -> Adapter | None:
 
 
 def find_adapters(program: Program, adapters: Collection[Value]) -> list[Adapter]:
-    """The adapters of a program, not of its bodies. adapters: the parameters that are."""
+    """The adapters of a program, without those of its bodies. adapters: the parameters that belong to adapters."""
     tainted = made_of(program, adapters)
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     readers: dict[Value, int] = {}
@@ -134,7 +135,7 @@ def _beside(
     whole: Value,
     join: Equation,
 ) -> Adapter | None:
-    """The adapter, if the other operand of its sum is a product of the same input, behind a bias and moves."""
+    """The adapter, if the other operand of its sum is a product of the same input, up to a bias and moves."""
     between: list[Equation] = []
     value = whole
     while (eqn := made.get(value)) is not None and eqn.primitive != "dot_general":
@@ -168,14 +169,14 @@ def _uncast(made: Mapping[Value, Equation], value: Value) -> Value:
 
 
 def joined(program: Program, adapters: Collection[Value]) -> dict[Value, Value]:
-    """The sums in which adapters end, to what is there without these adapters; of bodies as well."""
+    """The sums in which adapters end -> what remains without the adapters; bodies are included."""
     found: dict[Value, Value] = {}
     _with_adapters(program, adapters, True, found)
     return found
 
 
 def with_adapters_within(program: Program, adapters: Collection[Value], *, dropped: bool = False) -> Program:
-    """The program in which weights include their adapters, its bodies included.
+    """Add adapters to their weights, in bodies too.
 
     dropped: leave out adapters that are zeros, instead of adding them.
     """
@@ -192,7 +193,7 @@ def _with_adapters(program: Program, adapters: Collection[Value], dropped: bool,
             inner = {own for v, own in zip(eqn.inputs, eqn.body.inputs, strict=True) if v in tainted and own.fixed}
             eqn = dataclasses.replace(eqn, body=_with_adapters(eqn.body, inner, dropped, ends))
         equations.append(eqn)
-    # an adapter may be cast or scaled behind the product of its weight
+    # an adapter may be cast or scaled after the product of its weight
     equations.sort(key=lambda eqn: not all(eqn.fixed))
     program = dataclasses.replace(program, equations=tuple(equations))
     while found := find_adapters(program, adapters):
@@ -218,10 +219,12 @@ def _within(program: Program, adapter: Adapter, dropped: bool) -> Program:
             )
             eqn = dataclasses.replace(base, inputs=tuple(new if v is old else v for v in base.inputs))
         equations.append(eqn)
-    return _renamed(dataclasses.replace(program, equations=tuple(equations)), adapter.join.outputs[0], adapter.whole)
+    return _replace_value(
+        dataclasses.replace(program, equations=tuple(equations)), adapter.join.outputs[0], adapter.whole
+    )
 
 
-def _renamed(program: Program, old: Value, new: Value) -> Program:
+def _replace_value(program: Program, old: Value, new: Value) -> Program:
     equations = [
         dataclasses.replace(eqn, inputs=tuple(new if v is old else v for v in eqn.inputs)) if old in eqn.inputs else eqn
         for eqn in program.equations

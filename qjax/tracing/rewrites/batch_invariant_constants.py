@@ -1,12 +1,14 @@
-"""Constants with the same numbers for every example: computed for one example and broadcast where they are read.
+"""Computes constants that are equal for every example only once, and broadcasts them where they are read.
+
+    s = zeros((batch, d)); t = tanh(s + 1)    ->    s = zeros((1, d)); t = broadcast(tanh(s + 1), (batch, d))
 
 Many models have constants with the batch's size: `jnp.zeros((batch, d))` as the state of a loop, a causal mask combined
 by `&`, positions from `jnp.broadcast_to`, a probe repeated by `jnp.tile` and passed through a layer. But a graph takes
 any batch size, so its constants must not have the batch's size. This rewriter finds the axes along which a constant
-repeats. It runs the equations of the constant with size 1 along those axes, and broadcasts the result. `repeats` then
-removes these broadcasts from the readers.
+repeats, runs its equations with size 1 along those axes, and broadcasts the result. `unbroadcast_operands` then removes
+these broadcasts from the readers.
 
-The rules below say for each primitive how a repeated axis of an operand appears in the result. A primitive without a
+The rules below define for each primitive how a repeated axis of an operand appears in the result. A primitive without a
 rule gets operands of full size, and its result counts as not repeated.
 """
 
@@ -25,7 +27,7 @@ from qjax.tracing.rewrites.inline import inlined
 Shape = tuple[int, ...]
 
 _ROWS = frozenset({"softmax", "log_softmax", "logsumexp", "standardize"})
-"""Functions of `jax.nn` along an axis: no function of each element."""
+"""Functions of `jax.nn` along an axis, which do not act on each element by itself."""
 
 _ELEMENTWISE = (
     frozenset(
@@ -53,7 +55,7 @@ class _Rule:
 
 
 def share_rows(program: Program) -> Program:
-    """The program with such constants computed in size 1 along the axes on which they repeat themselves."""
+    """Compute such constants with size 1 along the axes on which they repeat."""
     sharing = _Sharing()
     for eqn in program.equations:
         sharing.add(eqn)
@@ -113,9 +115,9 @@ class _Sharing:
 
 
 def _moves(eqn: Equation) -> bool:
-    """Whether `repeats` looks through the equation by itself."""
+    """Whether `unbroadcast_operands` looks through the equation by itself."""
     if eqn.primitive in _RESHAPES:
-        # one that splits or joins axes, as that of attention's heads, stops it
+        # a reshape that splits or joins axes, as for attention's heads, stops it
         return moved_axes(eqn) is not None
     return eqn.primitive in ("broadcast_in_dim", "iota")
 
@@ -219,7 +221,7 @@ def _slice(eqn: Equation, shapes: Sequence[Shape]) -> _Rule:
     result = list(eqn.out_shapes[0])
     for axis, (n, own) in enumerate(zip(whole, small, strict=True)):
         if n != own:
-            # one row of what repeats itself, or none of it
+            # one of several equal rows, or none
             result[axis] = min(result[axis], 1)
             start[axis], limit[axis], strides[axis] = 0, result[axis], 1
     return _Rule(tuple(result), (small,), lambda x: lax.slice(x, start, limit, strides))
@@ -237,7 +239,7 @@ def _concatenate(eqn: Equation, shapes: Sequence[Shape]) -> _Rule:
 
 def _normalized(eqn: Equation, shapes: Sequence[Shape]) -> _Rule | None:
     if "layer" not in eqn.params:
-        # found among the equations of a function, which have rules of their own
+        # its rule is that of the equations inside the function
         return None
     known = dict(eqn.params["layer"].attributes)
     whole = {*known["axes"], *known["feature_axes"]}
@@ -262,4 +264,4 @@ _RULES: dict[str, Callable[[Equation, Sequence[Shape]], _Rule | None]] = {
     "squeeze": _move,
     "transpose": _move,
 }
-"""Primitive -> its rule, for those that are no function of each element."""
+"""Primitive -> its rule, for those that do not act on each element by itself."""

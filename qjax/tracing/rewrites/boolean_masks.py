@@ -1,10 +1,10 @@
-"""Masks that become floats and booleans again: rewritten as boolean logic.
+"""Turns arithmetic on float masks back into boolean logic.
 
 Flax makes attention masks as `(a & b).astype(float32)`, combines them, and compares them with zero before use. Each
 step is boolean logic: a product or a minimum of masks is "and", a maximum is "or", `1 - mask` is "not", and a
-comparison with zero is the mask itself. So 0.0 and 1.0 are not quantized in between.
+comparison with zero is the mask itself. As logic they need no quantizer, which 0.0 and 1.0 would need.
 
-The same holds for a mask of two other numbers, such as 0 and -2e38, that a comparison reads.
+The same holds for a mask of two other numbers, such as 0 and -2e38, that a comparison reads:
 
     where(where(m, 0.0, -2e38) >= -1e38, scores, -2e38)   ->   where(m, scores, -2e38)
 """
@@ -38,28 +38,28 @@ _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "le": operator.le,
 }
 _FLAG = (0.0, 1.0)
-"""The numbers of a mask that was cast: of False, of True."""
+"""The numbers that a cast mask has for False and for True."""
 
 
 def keep_truth(program: Program) -> Program:
-    """The program with logic on truth values in the place of arithmetic on the numbers 0 and 1."""
+    """Replace arithmetic on 0 and 1 by logic on truth values."""
     if not any(_starts(eqn) for eqn in program.equations):
         return program
     return _Masks(program).rewritten()
 
 
 def _starts(eqn: Equation) -> bool:
-    """Whether numbers are made from a truth value here."""
+    """Whether the equation makes numbers from a truth value."""
     if eqn.primitive == "select_n":
         return _is_truth(eqn.inputs[0]) and len(eqn.inputs) == 3 and not _is_truth(eqn.outputs[0])
     return eqn.primitive == "convert_element_type" and _is_truth(eqn.inputs[0])
 
 
 class _Masks:
-    """What is known of the program's values.
+    """What is known about the program's values.
 
-    truth: of values that hold only 0 and 1, the truth value that they were made from. chosen: of values that hold
-    only two other numbers, the truth value and the numbers of False and of True.
+    truth: of values that hold only 0 and 1, the truth value from which they were made. chosen: of values that hold only
+    two other numbers, the truth value and the numbers for False and for True.
     """
 
     def __init__(self, program: Program) -> None:
@@ -111,7 +111,7 @@ class _Masks:
         return known[0] is not None and self._compared(eqn, known[0], _FLAG)
 
     def _two_numbers(self, eqn: Equation) -> bool:
-        """Whether the result is one of two numbers. The equation stays where something else reads the numbers."""
+        """Whether the result is one of two numbers. The equation stays if something else reads the numbers."""
         (output,) = eqn.outputs
         if _starts(eqn) and eqn.primitive == "select_n":
             numbers = [self._constant(value) for value in eqn.inputs[1:]]
@@ -131,13 +131,13 @@ class _Masks:
         return False
 
     def _compared(self, eqn: Equation, truth: Value, numbers: tuple[float, float]) -> bool:
-        """Whether a comparison with a number says which of the two numbers a mask holds."""
+        """Whether comparing a mask with a number reveals which of its two numbers each element holds."""
         compare = _COMPARED.get(eqn.primitive)
         if compare is None or len(eqn.inputs) != 2:
             return False
         number = self._constant(eqn.inputs[1])
         if number is None and self._number(eqn.inputs[1]) in _FLAG:
-            # one that is computed may be rounded, but for these
+            # a computed number may be rounded, except for these
             number = self._number(eqn.inputs[1])
         if number is None:
             return False
@@ -150,7 +150,7 @@ class _Masks:
         return self.flow.number(value)
 
     def _constant(self, value: Value) -> float | None:
-        """The number, where it is written as one."""
+        """The number, if the program contains it as a literal."""
         return self.flow.number(value) if self.flow.behind(value).value.constant is not None else None
 
     def _renamed_to(self, eqn: Equation, truth: Value, says: bool) -> None:
@@ -166,7 +166,7 @@ class _Masks:
         self.equations += inlined(spread, [truth], [output], eqn)[0]
 
     def _define(self, eqn: Equation, function: Callable[..., jax.Array], truths: list[Value | None]) -> bool:
-        """The result as a truth value, and as the number that it was for whoever still reads that."""
+        """Define the result as a truth value, and also as numbers for equations that still read those."""
         (output,) = eqn.outputs
         given = [truth for truth in truths if truth is not None]
         found, (truth,) = inlined(function, given, None, eqn)

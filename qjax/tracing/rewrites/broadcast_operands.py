@@ -1,8 +1,11 @@
-"""Data of size 1 along an axis with a wider constant: `x[..., :1] * jnp.arange(8.0)`, `x[..., None] / timescale`.
+"""Broadcasts data of size 1 before an affine step or a clamp combines it with a wider constant.
 
-An affine step or a clamp is folded into the producer of its tensor, so it cannot enlarge the tensor. So the tensor is
-broadcast first, and the step applies to each element. A constant divided by data becomes the constant times the
-reciprocal of the data, which is one table.
+    x[..., :1] * arange(8.0)    ->    broadcast_to(x[..., :1], (..., 8)) * arange(8.0)
+    c / x                       ->    c * (1 / x)
+
+An affine step or a clamp is folded into the producer of its tensor, so it cannot enlarge the tensor. The tensor is
+therefore broadcast first, and the step applies to each element. A constant divided by data becomes the constant times
+the reciprocal of the data, which is one table.
 """
 
 import dataclasses
@@ -17,7 +20,7 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "add_any"})
 
 
 def divide_constants(program: Program) -> Program:
-    """The program with `constant / x` as `constant * (1 / x)`, where the constant is not one number."""
+    """Replace `constant / x` by `constant * (1 / x)`, unless the constant is a single number."""
     equations: list[Equation] = []
     for eqn in program.equations:
         if eqn.primitive == "div" and _is_wide(eqn.inputs[0]) and not _is_fixed(eqn.inputs[1]):
@@ -28,7 +31,7 @@ def divide_constants(program: Program) -> Program:
 
 
 def spread_operands(program: Program) -> Program:
-    """The program with the data of such steps in the shape of their result."""
+    """Broadcast the data of such steps to the shape of their result."""
     equations: list[Equation] = []
     for eqn in program.equations:
         (data,) = [v for v in eqn.inputs if not _is_fixed(v)] if _is_step(eqn) else [None]

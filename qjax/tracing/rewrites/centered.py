@@ -1,6 +1,8 @@
-"""Normalisations that subtract the mean last, as Keras and TensorFlow do: `x * s + (beta - mean * s)`.
+"""Reorders normalisations that subtract the mean last, as Keras and TensorFlow do.
 
-This becomes `(x - mean) * s + beta`, the form that `normalize` recognises.
+    x * s + (beta - mean * s)    ->    (x - mean) * s + beta
+
+`normalize` recognises the second form.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ from qjax.tracing.rewrites.variance import is_mean
 
 
 def center_first(program: Program) -> Program:
-    """The program with such sums in that form."""
+    """Bring such sums into that form."""
     flow = Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
@@ -41,7 +43,7 @@ def _product(flow: Flow, value: Value) -> tuple[Value, Value] | None:
 
 
 def _mean(flow: Flow, x: Value, scale: Value, taken: Value) -> Value | None:
-    """The mean of x, where `taken` is that mean times the scale."""
+    """The mean of x, if `taken` is that mean times the scale."""
     product = _product(flow, taken)
     for mean, same in () if product is None else (product, product[::-1]):
         axes = [axis for axis, size in enumerate(mean.shape) if size == 1 and x.shape[axis : axis + 1] != (1,)]

@@ -1,4 +1,4 @@
-"""Skips moves at the start of a `jax.nn` function, such as the transposition that vmap adds."""
+"""Clears the function's name from moves at the start of a `jax.nn` function, such as vmap's transposition."""
 
 import dataclasses
 from collections.abc import Collection, Sequence
@@ -7,7 +7,7 @@ from qjax.tracing.program import Equation, Program
 
 
 def opened(program: Program, groups: Sequence[Equation], functions: Collection[str]) -> Program:
-    """The program in which the equations before each group belong to none of `functions` any more."""
+    """Clear `Equation.function` of the equations that lie before each group and name one of `functions`."""
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     found: set[Equation] = set()
     for group in groups:

@@ -1,8 +1,12 @@
-"""Writes complex numbers as pairs of real ones, and Fourier transforms as products with constant matrices.
+"""Rewrites complex numbers as pairs of real ones, and Fourier transforms as products with constant matrices.
 
-Rotations by complex numbers, diagonal state spaces and Fourier mixing compute with complex numbers. A graph has real
-codes only. What depends on data becomes two real tensors here. Complex numbers that are made of parameters stay: their
-real and imaginary parts are constants. What has no rule stays as well, and is an error that names the line.
+    (a + i b) * (c + i d)    ->    a c - b d  and  a d + b c
+    fft(x)                   ->    x @ cos(2 pi j k / n)  and  -x @ sin(2 pi j k / n)
+
+Rotations by complex numbers, diagonal state spaces and Fourier mixing compute with complex numbers, but a graph has
+real codes only. A complex tensor that depends on data becomes two real tensors. Complex parameters stay, because their
+real and imaginary parts are constants. An equation without a rule stays as well; it becomes an error that names the
+line.
 """
 
 import dataclasses
@@ -21,12 +25,12 @@ from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 
 LONGEST = 4096
-"""Elements of a Fourier transform along one axis; its matrix has the square of it."""
+"""Longest axis of a Fourier transform; its matrix has the square of it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """re + i im; None stands for zeros, and at most one is None."""
+    """re + i im; None means zeros, and at most one is None."""
 
     re: Any
     im: Any
@@ -37,13 +41,13 @@ Rule = Callable[..., Pair]
 
 
 def write_pairs(program: Program) -> Program:
-    """The program with two real tensors for each complex one that depends on data, bodies included."""
+    """Replace each complex tensor that depends on data by two real ones, bodies included."""
     if not any(_is_complex(value) for eqn in program.walk() for value in (*eqn.inputs, *eqn.outputs)):
         return program
     writer = _Writer()
     for eqn in program.equations:
         writer.write(eqn)
-    # a complex result of the model is made of its pair again: the error about it says what to return
+    # a complex result of the model is assembled again, so that the error about it can tell what to return
     outputs = tuple(writer.whole(value, program.equations[-1]) for value in program.outputs)
     return dataclasses.replace(program, outputs=outputs, equations=tuple(writer.equations))
 
@@ -53,17 +57,17 @@ class _Writer:
         self.equations: list[Equation] = []
         self._pairs: dict[Value, Pair] = {}
         self._wholes: dict[Value, Value] = {}
-        """What stands for values elsewhere: complex numbers made of pairs, and parts of pairs."""
+        """Replacements of values: complex numbers assembled from pairs, and parts of pairs."""
 
     def write(self, eqn: Equation) -> None:
-        """Add an equation, or what stands for it."""
+        """Add an equation or its replacement."""
         rule = _RULES.get(eqn.primitive)
         plain = not any(map(_is_complex, (*eqn.inputs, *eqn.outputs))) or all(eqn.fixed)
         if eqn.body is not None and not all(eqn.fixed):
             self._write_body(eqn, eqn.body)
             return
         if plain or rule is None or not _has_rule(eqn):
-            self.equations.append(self._kept(eqn))
+            self.equations.append(self._keep_equation(eqn))
             return
         operands = [self._pair(value, eqn) for value in eqn.inputs]
         given = [part for pair in operands for part in (pair.re, pair.im) if part is not None]
@@ -85,7 +89,7 @@ class _Writer:
         self._pairs[output] = Pair(*(None if part is None else next(left) for part in (found[0].re, found[0].im)))
 
     def _write_body(self, eqn: Equation, body: Program) -> None:
-        """A scan or remat: a complex input or output of data becomes two."""
+        """A scan or remat: each complex input or output that depends on data becomes two."""
         consts, carry = int(eqn.params.get("num_consts", 0)), int(eqn.params.get("num_carry", 0))
         carries = range(consts, consts + carry)
         inside = _Writer()
@@ -133,8 +137,8 @@ class _Writer:
         self.equations += equations
         return [zeros if part is None else part for part in (pair.re, pair.im)]
 
-    def _kept(self, eqn: Equation) -> Equation:
-        """An equation without a rule. It makes its complex operands itself, so that an error names it."""
+    def _keep_equation(self, eqn: Equation) -> Equation:
+        """An equation without a rule: its complex operands are assembled inside it, so that an error names it."""
         inputs = tuple(self._wholes.get(value, value) for value in eqn.inputs)
         pairs = [self._pairs[value] for value in dict.fromkeys(inputs) if value in self._pairs]
         if not pairs:
@@ -149,7 +153,7 @@ class _Writer:
         return composite(eqn.primitive, [*group.equations, own], read, eqn.outputs, eqn.params)
 
     def whole(self, value: Value, eqn: Equation) -> Value:
-        """A value as something complex again, where it is a pair."""
+        """A complex value, assembled again if it was a pair."""
         if value in self._pairs and value not in self._wholes:
             equations, (self._wholes[value],) = inlined(lax.complex, self._parts(value, eqn), None, eqn)
             self.equations += equations
@@ -213,7 +217,7 @@ def _times(multiply: Callable[[Any, Any], Any], x: Pair, y: Pair) -> Pair:
 
 
 def _each(eqn: Equation, *operands: Pair) -> Pair:
-    """A function that moves or sums elements: of the real parts, and of the imaginary ones."""
+    """Apply a function that moves or sums elements to the real parts and to the imaginary ones."""
     numbers = [x for value, x in zip(eqn.inputs, operands, strict=True) if _is_complex(value)]
 
     def of(part: Callable[[Pair], Any]) -> Any:
@@ -282,12 +286,12 @@ def _imaginary(eqn: Equation, x: Pair) -> Pair:
 def _waves(rows: int, columns: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of 2 pi j k / length, reduced to one period in integers; float32 [rows, columns]."""
     angle = 2 * np.pi * (np.outer(np.arange(rows), np.arange(columns)) % length) / length
-    # a sine of pi is 0, and not the 1e-16 that float64 makes of it
+    # a sine of pi must be 0 and not 1e-16, which is what float64 computes
     return np.round(np.cos(angle), 15).astype(np.float32), np.round(np.sin(angle), 15).astype(np.float32)
 
 
-def _along(x: Any, matrix: np.ndarray, axis: int) -> Any:
-    """The product of an axis with a constant matrix; None where there is nothing to add."""
+def _multiply_axis(x: Any, matrix: np.ndarray, axis: int) -> Any:
+    """The product of an axis with a constant matrix; None if there is nothing to add."""
     if x is None or not matrix.any():
         return None
     y = products.dot_general(x, jnp.asarray(matrix, x.dtype), (((axis,), (0,)), ((), ())), x.dtype)
@@ -298,8 +302,8 @@ def _transformed(x: Pair, axis: int, length: int, columns: int, sign: int) -> Pa
     """sum over j of x_j exp(sign 2 pi i j k / length) along an axis, for k < columns."""
     cos, sin = _waves(_any(x).shape[axis], columns, length)
     sin = np.float32(sign) * sin
-    re = _minus(_along(x.re, cos, axis), _along(x.im, sin, axis))
-    return Pair(re, _plus(_along(x.re, sin, axis), _along(x.im, cos, axis)))
+    re = _minus(_multiply_axis(x.re, cos, axis), _multiply_axis(x.im, sin, axis))
+    return Pair(re, _plus(_multiply_axis(x.re, sin, axis), _multiply_axis(x.im, cos, axis)))
 
 
 def _scaled(x: Pair, count: int) -> Pair:
@@ -325,9 +329,9 @@ def _fourier(eqn: Equation, x: Pair) -> Pair:
     for axis, length in others:
         x = _transformed(x, axis, length, length, 1)
     cos, sin = _waves(half, lengths[-1], lengths[-1])
-    # every frequency but the first, and the last of an even number, stands for two
+    # every frequency counts twice, except the first, and the last of an even number
     twice = np.where((np.arange(half) * 2) % lengths[-1] == 0, 1, 2).astype(np.float32)[:, None]
-    real = _minus(_along(x.re, cos * twice, last), _along(x.im, sin * twice, last))
+    real = _minus(_multiply_axis(x.re, cos * twice, last), _multiply_axis(x.im, sin * twice, last))
     shape = (*_any(x).shape[:-1], lengths[-1])
     real = jnp.zeros(shape, _any(x).dtype) if real is None else real
     return _scaled(Pair(real, None), math.prod(lengths))
@@ -372,7 +376,7 @@ _RULES: Mapping[str, Rule] = {
     "square": _power,
     "sub": lambda eqn, x, y: Pair(_minus(x.re, y.re), _minus(x.im, y.im)),
 }
-"""Primitives on complex numbers. `_power`: a square has no parameter y."""
+"""Rules for primitives on complex numbers. `_power`: a square has no parameter y."""
 
 COMPLEX = frozenset({"complex", "conj", "fft", "imag", "real"})
-"""Those of no other numbers."""
+"""Primitives that exist for complex numbers only."""

@@ -1,4 +1,4 @@
-"""Reads and writes at constant positions, as slices, concatenations, choices and a gather along one axis.
+"""Rewrites reads and writes at constant positions as slices, concatenations, choices and a gather along one axis.
 
 | program | becomes |
 | --- | --- |
@@ -7,7 +7,7 @@
 | `x.at[:, rows].set(0.0)` | a choice by a mask |
 | `jnp.diagonal`, `x[:, i, j]` | a gather along the flattened axes |
 
-Positions that are data are not changed; see `dynamic_slices`.
+Positions that are data are rewritten by `dynamic_slices`.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 KINDS = frozenset({"gather", "dynamic_update_slice", *_COMBINED})
-"""The primitives that are looked at."""
+"""The primitives that this rewriter reads."""
 
 
 def place_constants(program: Program) -> Program:
-    """The program with those reads and writes in other primitives."""
+    """Rewrite those reads and writes."""
     if not any(eqn.primitive in KINDS for eqn in program.equations):
         return program
     number, flow = numbers(program), Flow(program)
@@ -53,9 +53,9 @@ def place_constants(program: Program) -> Program:
             if all(start is not None for start in starts):
                 function, count = _update([int(np.asarray(start)) for start in starts]), 2
         elif eqn.primitive == "gather" and (indices := number(eqn.inputs[1])) is not None:
-            function = _taken(eqn, indices)
+            function = _flatten_gather(eqn, indices)
         elif eqn.primitive in _COMBINED and (indices := number(eqn.inputs[1])) is not None:
-            function, count = _written(eqn, indices, flow)
+            function, count = _write_scatter(eqn, indices, flow)
         if function is None:
             equations.append(eqn)
             continue
@@ -88,8 +88,8 @@ def _update(starts: Sequence[int]) -> Callable[..., Array]:
     return update
 
 
-def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[..., Array] | None, int]:
-    """A scatter as a function of its operand and, where the count says 2, of what it writes."""
+def _write_scatter(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[..., Array] | None, int]:
+    """A scatter as a function of its operand and, if the count is 2, of what it writes."""
     x, updates, n = eqn.inputs[0], eqn.inputs[-1], eqn.params["dimension_numbers"]
     mapped, window = tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)
     if tuple(getattr(n, "operand_batching_dims", ())):
@@ -124,7 +124,7 @@ def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[.
         return None, 1
     (counted,) = (i for i in range(len(updates.shape)) if i not in window)
     if eqn.primitive == "scatter-add":
-        return _summed(axis, counted, rows, alone=flow.number(x) == 0), 2
+        return _add_slices(axis, counted, rows, alone=flow.number(x) == 0), 2
     return _rows(axis, counted, rows), 2
 
 
@@ -140,7 +140,7 @@ def _one_place(combine: Callable[..., Array], starts: list[int], shape: list[int
 
 
 def _rows(axis: int, counted: int, rows: np.ndarray) -> Callable[..., Array]:
-    """Slices along an axis, each from x or from what is written; where a row is written twice, the last one."""
+    """Slices along an axis, each from x or from what is written; if a row is written twice, the last one counts."""
 
     def write(x: Array, updates: Array) -> Array:
         size = x.shape[axis]
@@ -152,10 +152,10 @@ def _rows(axis: int, counted: int, rows: np.ndarray) -> Callable[..., Array]:
     return write
 
 
-def _summed(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[..., Array]:
-    """Slices added where the rows say (`jax.ops.segment_sum`): for each row a sum of as many slices as any row gets.
+def _add_slices(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[..., Array]:
+    """Slices added at given rows (`jax.ops.segment_sum`), as a sum of as many slices per row as any row receives.
 
-    Rows that get fewer add a slice of zeros. alone: the slices are added to zero.
+    Rows that receive fewer add a slice of zeros. alone: the slices are added to zero.
     """
 
     def write(x: Array, updates: Array) -> Array:
@@ -179,8 +179,8 @@ def _summed(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[
 # ---------------------------------------------------------------------------- reading
 
 
-def _taken(eqn: Equation, indices: np.ndarray) -> Callable[..., Array] | None:
-    """A gather of single elements along neighbouring axes, as one along those axes in a row."""
+def _flatten_gather(eqn: Equation, indices: np.ndarray) -> Callable[..., Array] | None:
+    """A gather of single elements along neighbouring axes, as a gather along those axes flattened."""
     x, n = eqn.inputs[0], eqn.params["dimension_numbers"]
     mapped, sizes = tuple(n.start_index_map), tuple(eqn.params["slice_sizes"])
     if len(mapped) < 2 or tuple(n.collapsed_slice_dims) != mapped or tuple(getattr(n, "operand_batching_dims", ())):

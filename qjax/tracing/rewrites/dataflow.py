@@ -1,7 +1,9 @@
-"""Data flow for rewriters: which equation computes a value from which others, independent of their order.
+"""Data flow for rewriters: which equation computes a value from which others, whatever their order.
 
-Casts between floats, `stop_gradient`, and moves that only add, repeat or drop axes are skipped. The axes are tracked
-through them.
+Casts between floats, `stop_gradient`, and moves that only add, repeat or drop axes are skipped, and the axes are
+tracked through them:
+
+    y = broadcast(cast(x)), x of shape (3,), y of shape (2, 3)    behind(y) is x with axes (None, 0)
 """
 
 import dataclasses
@@ -15,7 +17,7 @@ from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
 
 Axes = tuple[int | None, ...]
-"""Per axis of the value that was asked for: the axis of the value found that it is, or None where it is repeated."""
+"""For each axis of the value that was asked for: the axis of the value found, or None if it only repeats."""
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 _ELEMENTWISE = frozenset(
@@ -26,7 +28,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """A value before moves. equation: its producer, if that is an equation of this program."""
+    """A value before moves. equation: the one that computes it, if it belongs to this program."""
 
     value: Value
     equation: Equation | None
@@ -34,7 +36,7 @@ class Found:
 
 
 class Flow:
-    """A program, asked backwards from a value."""
+    """A program, searched backwards from a value."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -46,7 +48,7 @@ class Flow:
         self._first = _first_of_each(program)
 
     def behind(self, value: Value, axes: Axes | None = None) -> Found:
-        """The value before casts and moves; axes: the axes map of moves that were skipped already."""
+        """The value before casts and moves; axes: the mapping of axes through moves that were skipped already."""
         found = tuple(range(len(value.shape))) if axes is None else axes
         while (eqn := self.made.get(value)) is not None:
             source = eqn.inputs[0] if eqn.inputs else None
@@ -64,7 +66,7 @@ class Flow:
         return Found(value, self.made.get(value), found)
 
     def unrepeated(self, value: Value) -> Found:
-        """The value before moves, as far back as every axis of it is still an axis of this one."""
+        """The value before moves, as long as each of its axes is still an axis of the given value."""
         best = found = Found(value, self.made.get(value), tuple(range(len(value.shape))))
         while (eqn := found.equation) is not None and eqn.inputs:
             source, same = eqn.inputs[0], tuple(range(len(eqn.outputs[0].shape)))
@@ -78,7 +80,7 @@ class Flow:
         return best
 
     def plain(self, value: Value) -> Found:
-        """The value before casts alone, which has the same shape."""
+        """The value before casts only, so it has the same shape."""
         while (eqn := self.made.get(value)) is not None and (
             eqn.primitive in IDENTITIES
             or (eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and value.is_float)
@@ -91,11 +93,11 @@ class Flow:
         return self.first(self.plain(a).value) is self.first(self.plain(b).value)
 
     def first(self, value: Value) -> Value:
-        """The first of the values that the same operations compute from the same values."""
+        """The first of all values that are computed from the same values by the same operations."""
         return self._first.get(value, value)
 
     def number(self, value: Value) -> float | None:
-        """The one number that all elements of a value are, where the program itself says which."""
+        """The one number that all elements of a value have, if the program itself determines it."""
         found = self.behind(value)
         if found.value.constant is not None:
             array = np.asarray(found.value.constant)
@@ -112,7 +114,7 @@ class Flow:
         if len(known) < len(numbers):
             return None
         if eqn.primitive in ("eq", "ne") and any(n != int(n) for n in known if abs(n) < np.inf):
-            return None  # float32 may make other numbers equal
+            return None  # rounding to float32 may make different numbers equal
         result = _NUMBERS[eqn.primitive](*known)
         kind = np.dtype(found.value.dtype).kind
         if kind in "iu" and not abs(result) < np.inf:
@@ -131,7 +133,7 @@ class Flow:
         return tuple(eqn for eqn in self.program.equations if eqn in group)
 
     def leaves(self, equations: Sequence[Equation], inputs: Iterable[Value]) -> set[Value]:
-        """What a group reads other than `inputs` and literals: inputs of the program."""
+        """What a group reads besides `inputs` and literals: inputs of the program."""
         made, known = {v for eqn in equations for v in eqn.outputs}, set(inputs)
         read = {v for eqn in equations for v in eqn.inputs if v.constant is None}
         return {v for v in read if v not in known and v not in made}
@@ -184,11 +186,11 @@ _NUMBERS: dict[str, Callable[..., float]] = {
 
 
 _OF_BITS = frozenset({"and", "or", "not"})
-"""Of integers these combine bits."""
+"""On integers these combine bits."""
 
 
 def _first_of_each(program: Program) -> dict[Value, Value]:
-    """Value -> the first that is computed in the same way; what is written twice in a function is one to a reader."""
+    """Value -> the first one that is computed in the same way, so that duplicates in a function count as one value."""
     first: dict[Value, Value] = {}
     known: dict[object, tuple[Value, ...]] = {}
     for eqn in program.equations:
@@ -210,7 +212,7 @@ _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, np.integer)
 
 
 def moved_axes(eqn: Equation) -> Axes | None:
-    """Per axis of the result: the axis of the operand that it is; None for equations that are no such moves."""
+    """Per axis of the result: the operand's axis that it is; None for equations that are no such moves."""
     (shape,) = eqn.out_shapes[:1]
     if eqn.primitive == "broadcast_in_dim":
         places = [int(d) for d in eqn.params["broadcast_dimensions"]]
@@ -223,14 +225,14 @@ def moved_axes(eqn: Equation) -> Axes | None:
 
 
 def _aligned(outer: Sequence[int], inner: Sequence[int]) -> Axes | None:
-    """How a reshape that adds or drops axes of one element maps axes; None for one that does more."""
+    """How a reshape that only adds or drops axes of one element maps axes; None for any other reshape."""
     axes: list[int | None] = []
     position = 0
     for size in outer:
         while size != 1 and position < len(inner) and inner[position] == 1:
             position += 1
         if position < len(inner) and inner[position] == size:
-            # match from the left, so that a batch of one example is treated like any other
+            # match from the left, so that a batch of one example is treated like any other batch
             axes.append(position)
             position += 1
         elif size == 1:
@@ -241,7 +243,7 @@ def _aligned(outer: Sequence[int], inner: Sequence[int]) -> Axes | None:
 
 
 class _Function:
-    """Stands in for a primitive: any function of arrays to one array."""
+    """Replaces a primitive by any function from arrays to one array."""
 
     multiple_results = False
 
@@ -256,13 +258,13 @@ class _Function:
 
 
 def written(name: str, function: Callable[..., Any], source: Value, result: Value, beside: Equation) -> Equation:
-    """An equation that the program does not have, for use inside a composite: `result = function(source)`."""
+    """A new equation `result = function(source)`, for use inside a composite."""
     bound = SimpleNamespace(primitive=_Function(function), params={})
     return Equation(name, (source,), (result,), {}, beside.scope, beside.location, bound)
 
 
 def pruned(program: Program, candidates: Collection[Equation]) -> Program:
-    """The program without those of the candidates that nothing reads any more."""
+    """The program without those candidates that nothing reads any more."""
     read = set(program.outputs)
     kept: list[Equation] = []
     for eqn in reversed(program.equations):
@@ -274,7 +276,7 @@ def pruned(program: Program, candidates: Collection[Equation]) -> Program:
 
 
 def spans(found: Found, shape: Sequence[int], reduced: Sequence[int]) -> bool:
-    """Whether a reduction of a tensor of `shape` over `reduced` was broadcast to that shape axis by axis.
+    """Whether a reduction of a tensor of `shape` over `reduced` is broadcast back to that shape, each axis to its own.
 
     found: the reduction, before the moves that broadcast it.
     """

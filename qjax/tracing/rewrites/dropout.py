@@ -1,8 +1,11 @@
-"""Dropout without a layer: a tensor times a random mask, divided by the probability of keeping an element.
+"""Recognises dropout without a layer: a tensor times a random mask, divided by the probability of keeping an element.
 
-Attention drops its weights in this way, and so do models that write `jnp.where(bernoulli(key, keep, x.shape), x / keep,
-0)`. As plain arithmetic this would be a rescale with its own quantizer, which exists only in training. As one dropout
-operation it needs no quantizer, so training and evaluation have the same quantized tensors.
+    x * (bernoulli(key, 0.9, x.shape) / 0.9)               ->    dropout(x, mask, keep=0.9)
+    where(bernoulli(key, keep, x.shape), x / keep, 0)      ->    dropout(x, mask, keep=keep)
+
+Attention drops its weights in this way. As plain arithmetic this would be a rescale with its own quantizer, which
+exists only in training. As one dropout operation it needs no quantizer, so training and evaluation quantize the same
+tensors.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ _MOST = 16
 
 
 def find_dropout(program: Program) -> Program:
-    """The program with each dropout as one equation "dropout": operands x and the mask, parameter keep."""
+    """Replace each dropout by one equation "dropout" with the operands x and mask, and the parameter keep."""
     if not any(eqn.primitive in _RANDOM for eqn in program.equations):
         return program
     return _Dropouts(program).rewritten()
@@ -35,7 +38,7 @@ class _Dropouts:
         return replaced(self.program, groups) if groups else self.program
 
     def _group(self, eqn: Equation) -> Equation | None:
-        """The dropout whose masking this equation is."""
+        """The dropout that ends in this equation, if there is one."""
         if eqn in self.taken or len(eqn.outputs) != 1 or not eqn.outputs[0].is_float:
             return None
         for masked in (self._selected(eqn), *self._multiplied(eqn)):
@@ -45,8 +48,8 @@ class _Dropouts:
         else:
             return None
         keep = self._probability(mask)
-        x, factor = self._before(x, eqn.outputs[0], factor, keep)
-        output, factor = self._behind(eqn.outputs[0], factor, keep)
+        x, factor = self._skip_division_before(x, eqn.outputs[0], factor, keep)
+        output, factor = self._skip_division_after(eqn.outputs[0], factor, keep)
         if x.constant is not None or x.shape != output.shape or not x.is_float:
             return None
         equations = self.flow.between([output], [x, mask])
@@ -66,7 +69,7 @@ class _Dropouts:
         return None
 
     def _multiplied(self, eqn: Equation) -> Sequence[tuple[Value, Value, float] | None]:
-        """x * mask, the mask as numbers that may have been divided already: x, the mask, what was multiplied by."""
+        """x * mask, where the mask as numbers may be divided already: x, the mask, the factor of the mask."""
         if eqn.primitive != "mul":
             return ()
         found: list[tuple[Value, Value, float] | None] = []
@@ -82,7 +85,7 @@ class _Dropouts:
         return found
 
     def _step(self, eqn: Equation) -> tuple[Value, float] | None:
-        """x * number or x / number: x, and what it is multiplied by."""
+        """x * number or x / number: x, and the factor."""
         if eqn.primitive not in _PRODUCTS:
             return None
         for x, other in (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive == "mul" else (eqn.inputs,):
@@ -91,15 +94,15 @@ class _Dropouts:
                 return x, number if eqn.primitive == "mul" else 1.0 / number
         return None
 
-    def _before(self, x: Value, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
-        """x before a division by the probability of keeping it, where nothing else reads the quotient."""
+    def _skip_division_before(self, x: Value, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
+        """x before a division by the probability of keeping it, if nothing else reads the quotient."""
         eqn = self.flow.made.get(x)
         step = None if eqn is None or len(self.flow.readers[x]) > 1 or x in self.program.outputs else self._step(eqn)
         if step is None or step[0].shape != output.shape or not _undoes(factor * step[1], keep):
             return x, factor
         return step[0], factor * step[1]
 
-    def _behind(self, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
+    def _skip_division_after(self, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
         """The output after a division by that probability."""
         readers = self.flow.readers.get(output, [])
         step = self._step(readers[0]) if len(readers) == 1 and output not in self.program.outputs else None
@@ -108,7 +111,7 @@ class _Dropouts:
         return readers[0].outputs[0], factor * step[1]
 
     def _is_random(self, mask: Value) -> bool:
-        """Whether a boolean is drawn at random, from literals and keys alone."""
+        """Whether a boolean is drawn at random, and depends only on literals and keys."""
         if str(mask.dtype) != "bool" or mask.constant is not None:
             return False
         waiting, seen, drawn = [mask], set[Value](), False
@@ -127,7 +130,7 @@ class _Dropouts:
         return drawn
 
     def _probability(self, mask: Value) -> float | None:
-        """What share of the elements is kept, or dropped: a mask says either; None if it is not `random < number`."""
+        """The share of elements kept, or dropped (a mask can mean either); None if it is not `random < number`."""
         eqn = self.flow.made.get(mask)
         while eqn is not None and eqn.primitive == "not":
             eqn = self.flow.made.get(self.flow.behind(eqn.inputs[0]).value)
@@ -138,7 +141,7 @@ class _Dropouts:
 
 
 def _undoes(factor: float, probability: float | None) -> bool:
-    """Whether a factor makes up for what a mask of that probability, or of its complement, drops."""
+    """Whether a factor compensates for a mask of that probability, or of its complement."""
     if probability is None:
         return False
     return any(abs(factor * keep - 1.0) < 1e-3 for keep in (probability, 1.0 - probability))

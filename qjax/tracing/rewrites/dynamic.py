@@ -1,14 +1,14 @@
-"""Products that the recipe names by `qjax.Dynamic` (scales of activations at run time) or `qjax.WeightFormat`.
+"""Rewrites products with `qjax.Dynamic` (activation scales at run time) or a `qjax.WeightFormat` in the recipe.
 
 Each product of data with a weight becomes three equations:
 
-1. One quantizes the weight and reads nothing else. So the conversion computes it once, and the graph holds int8 codes.
-2. One quantizes the data, for all products that read it (the gates of a cell; queries, keys and values).
+1. One quantizes the weight and reads nothing else, so the conversion computes it once and the graph holds int8 codes.
+2. One quantizes the data for all products that read it (the gates of a cell; queries, keys and values).
 3. The last one multiplies.
 
-With a format of weights the data stay floats, so there is no second equation.
+With a weight format the data stay in float, so there is no second equation.
 
-The recipe is not known when a model is read, so this is not among `REWRITERS`.
+The recipe is not known when a model is traced, so this is not among `REWRITERS`.
 """
 
 import dataclasses
@@ -30,24 +30,25 @@ from qjax.tracing.rewrites.frozen import behind, frozen_of
 
 Setting = Dynamic | WeightFormat
 SettingOf = Callable[[str], Setting | None]
-"""Path of a module -> how its products are computed, or None for as they are."""
+"""Path of a module -> how its products are computed; None means unchanged."""
 
 _PRODUCTS = {"dot_general": "dynamic_dot", "conv_general_dilated": "dynamic_conv"}
 _WEIGHT, _CODES, _FORMATTED = "dynamic_weight", "dynamic_codes", "formatted_product"
 
 _Coded = dict[tuple[Value, DynamicCodes], tuple[Value, ...]]
-"""The codes that a program has so far."""
+"""The codes that the new program contains so far."""
 
 
 def with_dynamic(
     program: Program, setting_of: SettingOf, left: Collection[Value] = (), formula: DynamicFormula = "onnx"
 ) -> Program:
-    """The program with those products on codes, in bodies too.
+    """Compute those products on codes, in bodies too.
 
-    left: weights that stay float, as those of adapters do. formula: the target's, for products that it has.
+    left: weights that stay in float, such as those of adapters. formula: the target's, for products that it supports.
 
     Raises:
-      ValueError: products that cannot be computed so; the message names the module and the user's line of each.
+      ValueError: products that cannot be computed in this way; the message names the module and the user's line of
+        each.
     """
     wrong = list[str]()
     found = _with_dynamic(program, setting_of, left, formula, wrong)
@@ -94,26 +95,26 @@ def setting_of_product(eqn: Equation) -> Setting | None:
 
 
 def product_of(eqn: Equation) -> DynamicProduct | FormattedProduct | None:
-    """The product that `with_dynamic` made an equation of."""
+    """The product of an equation that `with_dynamic` made."""
     function = eqn.source.function if isinstance(eqn.source, Computed) else None
     function = function.product if isinstance(function, FrozenProduct) else function
     return function if isinstance(function, DynamicProduct | FormattedProduct) else None
 
 
 def weight_of(eqn: Equation) -> DynamicProduct | FormattedProduct | None:
-    """The product for which an equation makes codes of a float weight."""
+    """The product for whose float weight this equation computes the codes."""
     function = eqn.source.function if isinstance(eqn.source, Computed) else None
     product = getattr(function, "__self__", None) if eqn.primitive == _WEIGHT else None
     return product if isinstance(product, DynamicProduct | FormattedProduct) else None
 
 
 def makes_codes(eqn: Equation) -> bool:
-    """Whether `with_dynamic` made the equation, for the products that follow."""
+    """Whether `with_dynamic` made the equation to compute the codes of data or of a weight."""
     return eqn.primitive in (_WEIGHT, _CODES)
 
 
 def _weight(eqn: Equation) -> int | None:
-    """Which operand is a weight, where the other one is data."""
+    """The index of the operand that is a weight, if the other one is data."""
     if eqn.primitive not in _PRODUCTS or not all(v.is_float for v in (*eqn.inputs, *eqn.outputs)):
         return None
     fixed = [v.fixed or v.constant is not None for v in eqn.inputs]
@@ -170,5 +171,5 @@ def _split(
 
 
 def use_of(product: DynamicProduct | FormattedProduct, moves: tuple[Any, ...]) -> Use:
-    """How a product reads its weight, which lies behind these moves."""
+    """How a product reads a weight that passes through these moves."""
     return Use(product.setting, moves, tuple(product.eqn.in_shapes[product.weight]), product.kept)

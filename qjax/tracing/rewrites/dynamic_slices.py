@@ -1,14 +1,14 @@
-"""Reads and writes at positions that are data: a cache of keys and values, a ring buffer, `x.at[i].set(y)`.
+"""Rewrites reads and writes at data-dependent positions: a cache of keys and values, a ring buffer, `x.at[i].set(y)`.
 
     dynamic_slice(x, (0, s, 0), sizes)         ->    take(x, s + arange(n), axis=1)
     dynamic_update_slice(x, y, (0, s, 0))      ->    where(s <= place < s + n, y[place - s], x)
     x.at[:, s].set(y)                          ->    where(place == s, y, x)
     x.at[:, s].add(y)                          ->    x + where(place == s, y, 0)
 
-As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. Under `jax.vmap` slices are gathers and
-scatters. A scatter can have positions for each example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Several of them are
-written one after the other. Codes are chosen, not computed. A cache, the values written into it and the result share
-one quantizer, so the code that is read many steps later is the one that was written.
+As in JAX, slices are moved so that they fit, and `.at` drops writes that do not fit. Under `jax.vmap` slices are
+gathers and scatters. A scatter can have positions for each example (`jax.vmap`, `x.at[jnp.arange(n), s]`); several
+writes happen one after the other. Codes are selected and never computed, because a cache, the values written into it
+and the result share one quantizer. The code that is read many steps later is therefore the one that was written.
 
 For constant positions see `constant_scatter_gather`.
 """
@@ -32,14 +32,14 @@ Number = Callable[[Value], np.ndarray | None]
 
 _SCATTERS = ("scatter", "scatter-add")
 KINDS = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *_SCATTERS})
-"""The primitives that are looked at."""
+"""The primitives that this rewriter reads."""
 
 _MOST_WRITES = 32
-"""More writes than this are left to the error that names the scatter: each is a choice over the whole tensor."""
+"""A scatter with more writes is reported as an error, because each write is a choice over the whole tensor."""
 
 
 def place_slices(program: Program) -> Program:
-    """The program with those reads and writes as comparisons and choices."""
+    """Rewrite those reads and writes as comparisons and choices."""
     if not any(eqn.primitive in KINDS for eqn in program.equations):
         return program
     number, flow = numbers(program), Flow(program)
@@ -52,18 +52,18 @@ def place_slices(program: Program) -> Program:
             function, inputs = _scatter(eqn, flow, number)
         elif eqn.primitive.startswith("dynamic") and any(number(v) is None for v in eqn.inputs if not v.shape):
             reads = eqn.primitive == "dynamic_slice"
-            function = _taken(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
+            function = _slice_function(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
         equations += [eqn] if function is None else lookups(inlined(function, inputs, eqn.outputs, eqn)[0])
     return dataclasses.replace(program, equations=tuple(equations))
 
 
 def _partial(part: Sequence[int], whole: Sequence[int]) -> list[int]:
-    """The axes of which a slice is only a part."""
+    """The axes along which a slice does not cover the whole array."""
     return [axis for axis, (length, size) in enumerate(zip(part, whole, strict=True)) if length != size]
 
 
-def _taken(part: Sequence[int]) -> Callable[..., Array]:
-    """The slice of that shape; a function of the array and of where the slice begins along each axis."""
+def _slice_function(part: Sequence[int]) -> Callable[..., Array]:
+    """The slice of that shape, as a function of the array and of the slice's start along each axis."""
 
     def taken(x: Array, *starts: Array) -> Array:
         for axis in _partial(part, x.shape):
@@ -76,7 +76,7 @@ def _taken(part: Sequence[int]) -> Callable[..., Array]:
 
 
 def _updated(part: Sequence[int]) -> Callable[..., Array]:
-    """The array with a slice of that shape replaced; a function of the array, of the slice, and of where it begins."""
+    """The array with a slice of that shape replaced, as a function of the array, the slice and the slice's starts."""
 
     def updated(x: Array, update: Array, *starts: Array) -> Array:
         inside: list[Array] = []
@@ -95,9 +95,9 @@ def _updated(part: Sequence[int]) -> Callable[..., Array]:
 
 
 def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
-    """A gather or scatter of one slice, which `jax.vmap` makes of a dynamic slice that begins at one place for all.
+    """A gather or scatter of one slice, which `jax.vmap` makes of a dynamic slice with one start for all.
 
-    None for one of single elements along one axis, which is a `take` or a choice already, and for any other.
+    None for a gather of single elements along one axis, which is a `take` or a choice already, and for any other.
     """
     n, reads, x = eqn.params["dimension_numbers"], eqn.primitive == "gather", eqn.in_shapes[0]
     dropped = set(n.collapsed_slice_dims if reads else n.inserted_window_dims)
@@ -120,7 +120,7 @@ def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[...,
         return [known[axis].reshape(()) if axis in known else np.int32(0) for axis in range(len(x))]
 
     def read(whole: Array, *places: Array) -> Array:
-        return _taken(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
+        return _slice_function(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
 
     def write(whole: Array, update: Array, *places: Array) -> Array:
         return _updated(part)(whole, update.reshape(part), *starts(places))
@@ -129,7 +129,7 @@ def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[...,
 
 
 def _int32(place: Array) -> Array:
-    """A place as int32; unsigned ones beyond int32 become its greatest, not negative."""
+    """A position as int32; unsigned positions beyond int32 become its greatest number and not a negative one."""
     if place.dtype == jnp.uint32:
         bits = place.astype(jnp.int32)
         return jnp.where(bits < np.int32(0), np.int32(2**31 - 1), bits)
@@ -139,12 +139,12 @@ def _int32(place: Array) -> Array:
 
 
 def clamped(start: Array, last: int) -> Array:
-    """A place as int32, moved into 0 to `last`."""
+    """A position as int32, clamped to 0 to `last`."""
     return jnp.clip(_int32(start), 0, last)
 
 
 def _places(x: Array, axis: int) -> Array:
-    """The places along an axis, in the rank of x."""
+    """The positions along an axis, in the rank of x."""
     return lax.broadcasted_iota(jnp.int32, [size if a == axis else 1 for a, size in enumerate(x.shape)], axis)
 
 
@@ -159,9 +159,9 @@ def _all(masks: list[Array]) -> Array:
 
 
 def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
-    """A scatter at positions of each example as a function of its operand, of what it writes, and of the places.
+    """A scatter with a position for each example, as a function of its operand, its updates and the positions.
 
-    None for another scatter: many places, or a part of an axis that is longer than one element.
+    None for any other scatter: too many positions, or part of an axis that is longer than one element.
     """
     n = eqn.params["dimension_numbers"]
     window, inserted = tuple(n.update_window_dims), tuple(int(axis) for axis in n.inserted_window_dims)
@@ -179,7 +179,7 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
             paired[axis] = along
         elif known is None or known.any() or axis in inserted:
             starts[axis] = part
-    # the other axes of the indices: one write for each of their entries
+    # each entry along the other axes of the indices is one write
     several = [axis for axis in range(len(indices) - 1) if axis not in paired.values()]
     writes = list(np.ndindex(*(indices[axis] for axis in several)))
     if not starts or not writes or len(writes) > _MOST_WRITES:
@@ -197,7 +197,7 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
     order = [*(source[axis] for axis in range(len(x)) if axis in source), *(scattered[axis] for axis in several)]
 
     def one(old: Array, new: Array, places: list[Array]) -> Array:
-        """One write at each place."""
+        """One write at each position."""
         found: list[Array] = []
         for axis, place in zip(axes, places, strict=True):
             place = place.reshape([x[a] if a in paired else 1 for a in range(len(x))])
@@ -220,7 +220,7 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
 
 
 def _components(indices: Value, flow: Flow) -> list[Value] | None:
-    """The index along each axis, every one with a last axis of size 1."""
+    """The index along each axis, each with a last axis of size 1."""
     count = indices.shape[-1]
     if count == 1:
         return [indices]
@@ -231,7 +231,7 @@ def _components(indices: Value, flow: Flow) -> list[Value] | None:
 
 
 def _counts(known: np.ndarray, size: int) -> int | None:
-    """The axis along which constant indices count the elements of an axis, 0 to size - 1; None if none."""
+    """The axis along which constant indices count 0 to size - 1; None if there is none."""
     for axis in range(known.ndim):
         if known.shape[axis] == size:
             places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(known.ndim)])

@@ -1,11 +1,11 @@
-"""Masks that are numbers: 1 for an element that counts, 0 for a hidden one.
+"""Turns float masks that are inputs of the model (1 for a visible element, 0 for a hidden one) into boolean masks.
 
     scores - 1e30 * (1 - mask.astype(float32))    ->    scores - 1e30 * (1 - (mask > 0).astype(float32))
     scores - 1e30 * (1 - mask)                    ->    scores - 1e30 * (1 - (mask > 0.5).astype(mask.dtype))
     scores - 1e30 * (1 - a * b)                   ->    scores - 1e30 * (1 - ((a > 0.5) & (b > 0.5)).astype(a.dtype))
 
-`softmax` and `masks` read the second form, a boolean mask. The two are equal only for 0 and 1. So the comparison is
-marked, and a quantized model refuses other numbers.
+`softmax` and `split_additive_masks` read the second form. The two are equal only for 0 and 1, so the comparison is
+marked, and a quantized model rejects other numbers.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.softmax import HIDDEN
 
 MARK = "flags"
-"""A parameter of the comparison."""
+"""The parameter that marks such a comparison."""
 
 
 def turned(program: Program) -> Program:
-    """The program with `(1 - m) * -1e9` for `(m - 1) * 1e9`, which is the same number, to the bit."""
+    """Replace `(m - 1) * 1e9` by `(1 - m) * -1e9`, which is the same number, bit for bit."""
     made = {eqn.outputs[0]: eqn for eqn in program.equations if eqn.primitive == "sub"}
     if not made:
         return program
     flow = Flow(program)
 
     def rest(eqn: Equation) -> Value | None:
-        """m of such a product."""
+        """The m of such a product."""
         if eqn.primitive == "mul":
             for value in eqn.inputs:
                 source = made.get(value)
@@ -55,25 +55,25 @@ def turned(program: Program) -> Program:
 
 
 def find_flags(program: Program) -> Program:
-    """The program with such masks, of its inputs, as truth values.
+    """Replace such masks, if they are inputs of the model, by truth values.
 
-    Not among `REWRITERS`: no one checks the inputs of a body.
+    Not among `REWRITERS`, because no one checks the inputs of a body.
     """
     casts = {eqn for eqn in program.equations if _is_cast(eqn)}
     rests = {eqn for eqn in program.equations if eqn.primitive == "sub" and eqn.inputs[1].is_float}
     if not casts and not rests:
         return program
     flow = Flow(program)
-    # only for inputs of the model: the plan can check that those are 0 or 1
+    # only inputs of the model, because the plan can check that these are 0 or 1
     masks = {eqn: eqn.inputs[0] for eqn in casts if _is_mask(flow, eqn.outputs[0])}
     masks |= {eqn: eqn.inputs[1] for eqn in rests if _from_one(flow, eqn, eqn.inputs[1])}
-    joined = {eqn for value in masks.values() if (eqn := _joined(flow, value)) is not None}
+    joined = {eqn for value in masks.values() if (eqn := _find_joint(flow, value)) is not None}
     equations: list[Equation] = []
     for eqn in program.equations:
         given = eqn in masks and _is_given(flow, masks[eqn])
         if eqn in joined:
             equations += _truth(eqn.inputs, _JOINED[eqn.primitive], eqn.outputs[0], eqn, marked=True)
-        elif eqn in casts and (given or (eqn in masks and _joined(flow, masks[eqn]) is not None)):
+        elif eqn in casts and (given or (eqn in masks and _find_joint(flow, masks[eqn]) is not None)):
             equations += _truth([masks[eqn]], lambda x: x, eqn.outputs[0], eqn, marked=given)
         elif eqn in rests and given:
             flag = Value(masks[eqn].shape, masks[eqn].dtype)
@@ -85,11 +85,11 @@ def find_flags(program: Program) -> Program:
 
 
 _JOINED = {"mul": jnp.logical_and, "min": jnp.logical_and, "max": jnp.logical_or}
-"""What an operation is on two masks."""
+"""The logical operation that an operation on two masks amounts to."""
 
 
-def _joined(flow: Flow, value: Value) -> Equation | None:
-    """The equation that joins two masks, both inputs of the model, and whose result a value is, but for moves."""
+def _find_joint(flow: Flow, value: Value) -> Equation | None:
+    """The equation that combines two masks, both inputs of the model, if a value is its result up to moves."""
     eqn = flow.behind(value).equation
     if eqn is None or eqn.primitive not in _JOINED or not all(_is_given(flow, v) for v in eqn.inputs):
         return None
@@ -99,7 +99,7 @@ def _joined(flow: Flow, value: Value) -> Equation | None:
 def _truth(
     given: Sequence[Value], join: Callable[..., Any], flag: Value, like: Equation, *, marked: bool
 ) -> list[Equation]:
-    """The equations of `flag`, 1 or 0: the truth of each given mask, joined. marked: whether the plan checks them."""
+    """The equations that compute `flag` as 1 or 0 from the given masks. marked: whether the plan checks the masks."""
     truths: list[Value] = []
     equations: list[Equation] = []
     for value in given:
@@ -113,13 +113,13 @@ def _truth(
 
 
 def _is_given(flow: Flow, value: Value) -> bool:
-    """Whether a value is an input of the model, but for moves."""
+    """Whether a value is an input of the model, up to moves."""
     found = flow.behind(value).value
     return found in flow.program.inputs and not found.fixed
 
 
 def flag_roots(program: Program) -> Iterator[tuple[Value, Equation]]:
-    """The inputs that are such masks, and the comparison of each."""
+    """The inputs that are such masks, each with its comparison."""
     flow = Flow(program)
     for eqn in program.walk():
         if eqn.params.get(MARK):
@@ -134,7 +134,7 @@ def _is_cast(eqn: Equation) -> bool:
 
 
 def _is_mask(flow: Flow, value: Value) -> bool:
-    """Whether all that is done with a value is `(1 - value) * number`, the number hiding what it is added to."""
+    """Whether a value is only used as `(1 - value) * number`, where the number hides what it is added to."""
     return _all_readers(flow, value, lambda eqn, v: eqn.primitive == "sub" and _from_one(flow, eqn, v))
 
 

@@ -1,7 +1,9 @@
 """Finds frozen weights: parameters whose codes are inputs of the program (see `ops.frozen`).
 
-The model's own equations read floats. An equation "frozen" makes them from the codes. What reads a frozen weight as the
-product for which it was frozen takes the codes instead, and the equation is dropped.
+    w = frozen(codes); y = dot(x, w)    ->    y = dot(x, codes)
+
+The model's own equations read floats, which an equation "frozen" computes from the codes. A product that was declared
+when the weight was frozen reads the codes instead, and the equation is dropped if nothing else reads it.
 """
 
 import dataclasses
@@ -20,18 +22,18 @@ FROZEN, ADAPTED = "frozen", "adapted_weight"
 
 
 def thaw(frozen: Frozen, packed: Sequence[jax.Array]) -> jax.Array:
-    """The parameter as floats, by one equation that a program shows."""
+    """The parameter as floats, computed by one equation that is visible in the program."""
     names = tuple(f"part{index}" for index in range(len(packed)))
     return bind(Layer(FROZEN, names, (), frozen), *packed)[0]
 
 
 def frozen_of(eqn: Equation) -> Frozen | None:
-    """What an equation thaws."""
+    """The frozen parameter that an equation turns into floats."""
     return eqn.params["layer"].function if eqn.primitive == FROZEN else None
 
 
 def move_of(eqn: Equation) -> Move | None:
-    """An equation that moves elements one to one, as a move; a cast or copy is a reshape to the same shape."""
+    """An equation that moves elements one to one, as a `Move`; a cast or copy is a reshape to the same shape."""
     shape = eqn.out_shapes[0]
     if eqn.primitive == "transpose":
         return "transpose", tuple(int(axis) for axis in eqn.params["permutation"])
@@ -44,7 +46,7 @@ def move_of(eqn: Equation) -> Move | None:
 
 
 def behind(made: Mapping[Value, Equation], value: Value) -> tuple[Value, tuple[Move, ...]]:
-    """The value before casts and moves, and the moves in order; moves that change nothing are left out."""
+    """The value before casts and moves, and the moves in order, without those that change nothing."""
     moves: list[Move] = []
     while (eqn := made.get(value)) is not None and len(eqn.inputs) == 1 and eqn.body is None:
         move = move_of(eqn)
@@ -57,7 +59,7 @@ def behind(made: Mapping[Value, Equation], value: Value) -> tuple[Value, tuple[M
 
 
 def sunk(program: Program) -> Program:
-    """The program in which bodies of scans and remat read codes, and thaw within, so no float stack is made."""
+    """Move "frozen" equations into the bodies of scans and remats, so that no stack of floats is made."""
     equations: list[Equation] = []
     thawing: dict[Value, Equation] = {}
     for eqn in program.equations:
@@ -122,7 +124,7 @@ def _without(program: Program, read: set[Value]) -> Program:
 
 
 def made_of(program: Program, inputs: Collection[Value]) -> set[Value]:
-    """The values that are made of some of these inputs and of other parameters and literals alone."""
+    """The values that are made from some of these inputs and otherwise from parameters and literals only."""
     found = set(inputs)
     for eqn in program.equations:
         if eqn.body is not None:
@@ -136,10 +138,10 @@ def made_of(program: Program, inputs: Collection[Value]) -> set[Value]:
 def uses_of_parameter(
     program: Program, value: Value, *, through: bool = True
 ) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
-    """Every equation that reads a parameter behind moves: (equation, operand, moves, scans around it).
+    """Every equation that reads a parameter after moves: (equation, operand, moves, scans around it).
 
-    Casts and moves themselves are not among them. A carry of a scan counts as read by the scan. through: what reads the
-    parameter with its adapters counts, and not the equation that adds these.
+    Casts and moves themselves are not among them. A carry of a scan counts as read by the scan. through: if true, what
+    reads the parameter with its adapters counts, and not the equation that adds these.
     """
     yield from _uses(program, {value: ()}, 0, through)
 

@@ -1,4 +1,4 @@
-"""Groups of channels in a normalisation: statistics over a split last axis, broadcast to the channels again."""
+"""Groups of channels in a normalisation: statistics over a split last axis, broadcast back to the channels."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ class Split:
 def splits(flow: Flow, found: Found, shape: Sequence[int]) -> list[Split]:
     """The statistic before a reshape of (..., groups, width) to (..., channels), as in Linen's GroupNorm.
 
-    found: a value spread over a tensor of `shape`, whose last axis is the channels. With one group, or groups of one
-    channel, the reshape is an ordinary move, which `found` has skipped already. Both are possible then.
+    found: a value broadcast to a tensor of `shape`, whose last axis is the channels. With one group, or groups of one
+    channel, the reshape is an ordinary move, which `found` has skipped already, so both readings are possible.
     """
     if len(found.axes) != len(shape) or not shape:
         return []
@@ -43,7 +43,7 @@ def splits(flow: Flow, found: Found, shape: Sequence[int]) -> list[Split]:
 
 
 def reference(params: Mapping[str, Any], result: Value) -> Callable[[jax.Array], jax.Array]:
-    """The normalisation itself, for a group whose own equations have a factor among them."""
+    """The float normalisation, for a group whose own equations include a factor."""
 
     def function(x: jax.Array) -> jax.Array:
         axes, groups = params["axes"], params["groups"]

@@ -1,9 +1,12 @@
 """Moves functions of integers out of the body of a scan or remat, and additive masks into it.
 
-A layer inside `nnx.scan` or `nnx.remat` may compute the sines of positions. They are the same in every iteration. A
-function of integers becomes a table, and the range of the integers is known only outside. So these equations move out.
-An additive mask may be made once and passed to every layer. Added to scores there, it would widen their range. So it
-moves in, next to the softmax that reads it.
+    scan(x -> f(x, sin(positions / c)))    ->    s = sin(positions / c); scan(x -> f(x, s))
+    b = (1 - m) * -1e9; scan(x -> softmax(x + b))    ->    scan(x -> softmax(x + (1 - m) * -1e9))
+
+A layer inside `nnx.scan` or `nnx.remat` may compute the sines of positions, which are the same in every iteration. A
+function of integers becomes a table, and the range of the integers is known only outside, so these equations move out.
+An additive mask may be made once and passed to every layer, where adding it would widen the range of the scores. It
+therefore moves in, next to the softmax that reads it.
 """
 
 import dataclasses
@@ -26,17 +29,17 @@ _ELEMENTWISE = frozenset(
 )
 _OUT = _MOVES | _ELEMENTWISE | {"iota", "pad"}
 _PROPER = frozenset("pow integer_pow exp exp2 log sqrt rsqrt sin cos tanh floor square".split())  # noqa: SIM905
-"""Functions whose result no affine steps say; the integer itself is the accumulator of those."""
+"""Functions that are more than affine steps. Without any of these, the integer itself is the accumulator."""
 _IN = _MOVES | {"select_n", "sub", "mul", "and", "or", "not", "neg"}
 
 
 def hoist_functions(program: Program) -> Program:
-    """The program with functions of integers that scans and remats are given computed in front of them."""
-    return _each(program, _hoisted)
+    """Move functions of integers that scans and remats receive in front of the scan or remat."""
+    return _each(program, _hoist_equations)
 
 
 def sink_masks(program: Program) -> Program:
-    """The program with additive masks made inside of the scans and remats that they are handed to."""
+    """Move the computation of additive masks into the scans and remats that receive them."""
     flow = Flow(program)
     return _each(program, lambda eqn, body: ([], _sunk(flow, eqn, body)))
 
@@ -55,12 +58,12 @@ def _each(program: Program, change: Callable[[Equation, Program], tuple[list[Equ
 
 
 def _constants(eqn: Equation) -> int:
-    """How many of a body's inputs, from the first on, are the same in every iteration."""
+    """How many of a body's first inputs are the same in every iteration."""
     return int(eqn.params["num_consts"]) if eqn.is_scan else len(eqn.inputs)
 
 
 def _with_inputs(eqn: Equation, body: Program, outer: list[Value], inner: list[Value]) -> Equation:
-    """The equation with further constants."""
+    """The equation with additional constants."""
     if not outer:
         return dataclasses.replace(eqn, body=body)
     first = _constants(eqn)
@@ -83,8 +86,8 @@ def _copy(value: Value) -> Value:
 # ---------------------------------------------------------------------------- out
 
 
-def _hoisted(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
-    """The equations that leave a body, and the equation without them."""
+def _hoist_equations(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
+    """The equations that move out of a body, and the equation without them."""
     body = hoist_functions(body)
     count = _constants(eqn)
     given = dict(zip(body.inputs[:count], eqn.inputs[:count], strict=True))
@@ -142,7 +145,7 @@ def _sunk(flow: Flow, eqn: Equation, body: Program) -> Equation:
                 outer.append(leaf)
                 inner.append(_copy(leaf))
             own[leaf] = inner[outer.index(leaf)]
-        # the body's old input remains but is unread; pruning removes its equations if nothing else reads them
+        # the body's old input stays, but nothing reads it; pruning removes its equations if nothing else reads them
         made = Value(inside.shape, inside.dtype)
         for made_of in flow.between([value], leaves):
             for v in made_of.outputs:
@@ -154,15 +157,15 @@ def _sunk(flow: Flow, eqn: Equation, body: Program) -> Equation:
                     outputs=tuple(own[v] for v in made_of.outputs),
                 )
             )
-        body = _reading(body, inside, made)
+        body = _replace_value(body, inside, made)
     body = dataclasses.replace(body, equations=(*entered, *body.equations))
     eqn = _with_inputs(eqn, body, outer, inner)
     assert eqn.body is not None
     return dataclasses.replace(eqn, body=sink_masks(eqn.body))
 
 
-def _reading(body: Program, old: Value, new: Value) -> Program:
-    """A body that reads one value in the place of another."""
+def _replace_value(body: Program, old: Value, new: Value) -> Program:
+    """A body that reads another value instead of `old`."""
     equations = tuple(
         dataclasses.replace(eqn, inputs=tuple(new if v is old else v for v in eqn.inputs)) if old in eqn.inputs else eqn
         for eqn in body.equations
@@ -171,7 +174,7 @@ def _reading(body: Program, old: Value, new: Value) -> Program:
 
 
 def _mask_of(flow: Flow, value: Value) -> list[Value] | None:
-    """The truth values and integers that an additive mask is made of, by steps that make nothing else; or None."""
+    """The truth values and integers of which an additive mask is made, if it is made of nothing else; or None."""
     if not value.is_float or value.constant is not None or flow.made.get(value) is None:
         return None
     leaves: dict[Value, None] = {}
@@ -189,6 +192,6 @@ def _mask_of(flow: Flow, value: Value) -> list[Value] | None:
             return None
         numbers = [flow.number(v) for v in eqn.inputs if v.is_float]
         hides = hides or any(number is not None and abs(number) >= -HIDDEN for number in numbers)
-        # a float that is the same number everywhere is computed again inside
+        # a float with the same number everywhere is computed again inside
         waiting += eqn.inputs
     return list(leaves) if hides and leaves else None

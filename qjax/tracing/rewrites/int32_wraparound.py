@@ -1,14 +1,14 @@
-"""Casts and arithmetic of integers that may wrap, written out in int32.
+"""Writes out casts and arithmetic of integers that may wrap around, in int32.
 
-A graph holds every integer as int32, where a cast between integers is no operation. So a cast that may change the
-number is written as arithmetic:
+A graph holds every integer as int32, and a cast between integers is no operation there. A cast that may change the
+number is therefore written as arithmetic:
 
     x.astype(int8)                             ->    ((x & 255) ^ 128) - 128
     x.astype(uint8)                            ->    x & 255
     x.astype(uint32), + - * & | ^ ~ of uint32  ->    the same in int32, whose bits are equal
 
-The last line holds for the bits, not for the order: a number of 2^31 and more is negative in int32. So it is used only
-where all that reads the result is such arithmetic again, a cast to other integers, or the caller.
+The last line holds for the bits but not for the order: a number from 2^31 is negative in int32. It is therefore used
+only where everything that reads the result is such arithmetic again, a cast to other integers, or the caller.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 
 SAME = "same_number"
-"""The primitive of a cast between integers that does not change the number that the graph holds."""
+"""The primitive of a cast between integers that does not change the number in the graph."""
 
 _RING: dict[str, Callable[..., Any]] = {
     "add": lax.add,
@@ -42,7 +42,7 @@ _MOVES = IDENTITIES | frozenset(
 
 
 def keeps_number(eqn: Equation) -> bool:
-    """Whether a cast keeps the number that a graph holds: between floats, or between integers none of which wraps."""
+    """Whether a cast preserves the number in the graph: between floats, or between integers without wrapping."""
     if eqn.primitive == SAME:
         return True
     if eqn.primitive != "convert_element_type" or eqn.inputs[0].is_float != eqn.outputs[0].is_float:
@@ -55,17 +55,17 @@ def keeps_number(eqn: Equation) -> bool:
 
 
 def write_wraps(program: Program) -> Program:
-    """The program with such casts and arithmetic in int32."""
+    """Write such casts and arithmetic in int32."""
     return _Wraps(program, set(program.outputs)).rewritten()
 
 
 def write_wraps_inside(program: Program) -> Program:
-    """The same for a body, whose results other equations read."""
+    """The same for a body, whose results are read by other equations."""
     return _Wraps(program, set()).rewritten()
 
 
 class _Wraps:
-    """returned: the values that the caller gets."""
+    """returned: the values that the caller receives."""
 
     def __init__(self, program: Program, returned: set[Value]) -> None:
         self.program = program
@@ -82,17 +82,17 @@ class _Wraps:
         known: dict[Value, bool] = {}
         for eqn in self.program.equations:
             if _narrows(eqn):
-                equations += _written(eqn, _narrowed(np.dtype(eqn.out_dtypes[0])))
+                equations += _write_in_int32(eqn, _narrowed(np.dtype(eqn.out_dtypes[0])))
             elif _unsigned(eqn) and self._is_free(eqn.outputs[0], known):
-                equations += _written(eqn, _RING.get(eqn.primitive, lambda x: x))
+                equations += _write_in_int32(eqn, _RING.get(eqn.primitive, lambda x: x))
             else:
                 equations.append(eqn)
         return dataclasses.replace(self.program, equations=tuple(equations))
 
     def _is_free(self, value: Value, known: dict[Value, bool]) -> bool:
-        """Whether nothing reads the order of a value: its bits are enough."""
+        """Whether nothing depends on the order of a value, so that its bits are enough."""
         if value not in known:
-            known[value] = True  # no equation reads its own result
+            known[value] = True  # the answer while its own readers are examined
             readers = self.readers.get(value, ())
             inside = value not in self.program.outputs or value in self.returned
             known[value] = inside and all(self._reads_bits(eqn, known) for eqn in readers)
@@ -114,7 +114,7 @@ def _is_data(eqn: Equation) -> bool:
 
 
 def _narrows(eqn: Equation) -> bool:
-    """A cast of data to integers of 8 or 16 bits that may change the number."""
+    """Whether data is cast to integers of 8 or 16 bits and may change."""
     if eqn.primitive != "convert_element_type" or keeps_number(eqn) or not _is_data(eqn):
         return False
     before, after = np.dtype(eqn.in_dtypes[0]), np.dtype(eqn.out_dtypes[0])
@@ -122,7 +122,7 @@ def _narrows(eqn: Equation) -> bool:
 
 
 def _unsigned(eqn: Equation) -> bool:
-    """A cast of data to uint32 that may change the number, or arithmetic of uint32."""
+    """Whether data is cast to uint32 and may change, or uint32 arithmetic is done."""
     if len(eqn.outputs) != 1 or eqn.out_dtypes[0] != np.uint32 or not _is_data(eqn):
         return False
     if eqn.primitive == "convert_element_type":
@@ -141,8 +141,8 @@ def _narrowed(dtype: np.dtype[Any]) -> Callable[[Any], Any]:
     return narrowed
 
 
-def _written(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
-    """The equation's function on int32, and its result in the equation's dtype."""
+def _write_in_int32(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
+    """The equation's function on int32, followed by a cast to the equation's dtype."""
     before, (whole,) = inlined(lambda *x: function(*_as_int32(x)), eqn.inputs, None, eqn)
     back, _ = inlined(lambda x: x.astype(eqn.out_dtypes[0]), [whole], eqn.outputs, eqn)
     return [*before, composite(SAME, back, [whole], eqn.outputs)]

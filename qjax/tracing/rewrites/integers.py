@@ -1,10 +1,12 @@
-"""Functions of an integer in the data: sines of positions, decays of distances, times of day.
+"""Finds functions of an integer in the data: sines of positions, decays of distances, times of day.
 
-`sin(positions[..., None] / timescale)` is a function of one integer, and its constants vary along other axes. So it is
-a table with one row per integer. With a quantized angle, all positions would share 256 angles. Such a chain becomes one
-equation "integer_function", and `tracing.integer_tables` makes its table once the range of the integers is known.
+    sin(cast(positions)[..., None] / timescale)    ->    integer_function(positions)
 
-Affine steps and clamps alone need no table: there the integer itself is the accumulator.
+This is a function of one integer, whose constants vary along other axes, so it can be a table with one row per integer.
+If the angle were quantized instead, all positions would share 256 angles. Such a chain becomes one equation
+"integer_function", and `tracing.integer_tables` makes its table once the range of the integers is known.
+
+Affine steps and clamps alone need no table, because there the integer itself is the accumulator.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
 NAME = "integer_function"
-"""The primitive of such an equation: operands are the integers, then the parameters that the function reads."""
+"""The primitive of such an equation; its operands are the integers, then the parameters that the function reads."""
 
 Number = Callable[[Value], np.ndarray | None]
 
@@ -41,8 +43,8 @@ _CURVES = frozenset({"cos", "exp", "exp2", "log", "log1p", "logistic", "rsqrt", 
 class _Chain:
     """A value that is a function of integers.
 
-    root: the integers. axes: per axis of the value, the axis of the root that it is, or None. proper: whether affine
-    steps and clamps alone cannot say it.
+    root: the integers. axes: per axis of the value, the axis of the root that it is, or None. proper: whether it is
+    more than affine steps and clamps.
     """
 
     root: Value
@@ -51,22 +53,22 @@ class _Chain:
 
 
 def find_integer_functions(program: Program) -> Program:
-    """The program with each such function that something else reads as one equation."""
+    """Replace each such function that something else reads by one equation."""
     if not any(_begins(eqn) for eqn in program.equations):
         return program
     slices = _slices(program)
     if not slices:
-        return _found(program)
+        return _find_chains(program)
     sliced, integers = _with_slices_of_integers(program, slices)
-    roots = {eqn.inputs[0] for eqn in _found(sliced).equations if eqn.primitive == NAME}
+    roots = {eqn.inputs[0] for eqn in _find_chains(sliced).equations if eqn.primitive == NAME}
     wanted = {value: moves for value, moves in slices.items() if integers[value] in roots}
-    return _found(_with_slices_of_integers(program, wanted)[0])
+    return _find_chains(_with_slices_of_integers(program, wanted)[0])
 
 
 def _slices(program: Program) -> dict[Value, list[Equation]]:
-    """Slices of floats that are integers of the data, such as one of the coordinates of a position.
+    """Float slices of integers in the data, such as one of the coordinates of a position.
 
-    Each with the cast before it, the slice, and what drops the axis of one element behind it.
+    Each consists of the cast before it, the slice, and the equation that drops the axis of one element after it.
     """
     flow, found = Flow(program), dict[Value, list[Equation]]()
     casts = {eqn.outputs[0]: eqn for eqn in program.equations if eqn.primitive != OUTER and _begins(eqn)}
@@ -84,7 +86,7 @@ def _slices(program: Program) -> dict[Value, list[Equation]]:
 def _with_slices_of_integers(
     program: Program, slices: Mapping[Value, Sequence[Equation]]
 ) -> tuple[Program, dict[Value, Value]]:
-    """The program that makes the floats of slices of the integers themselves, and these integers."""
+    """The program that slices the integers before casting them, and these integer slices."""
     ends = {moves[-1]: moves for moves in slices.values()}
     equations: list[Equation] = []
     integers: dict[Value, Value] = {}
@@ -105,7 +107,7 @@ def _with_slices_of_integers(
 
 
 def _before_joins(program: Program) -> Program:
-    """The program with functions of what is joined of functions of several integers in front of the joint."""
+    """Move a function of concatenated integers in front of the concatenation: each part has one integer only."""
     flow = Flow(program)
     chains = _chains(flow)
 
@@ -141,7 +143,7 @@ def _chains(flow: Flow) -> dict[Value, _Chain]:
     return chains
 
 
-def _found(program: Program) -> Program:
+def _find_chains(program: Program) -> Program:
     program = _before_joins(program)
     flow = Flow(program)
     chains = _chains(flow)
@@ -173,14 +175,14 @@ def _found(program: Program) -> Program:
     if not groups:
         return program
     done = replaced(program, groups)
-    # the transposition back defines the chain's last value, which the group's own equation defined before
+    # the transposition back now defines the chain's last value, which the group's own equation defined before
     equations = tuple(new for eqn in done.equations for new in (eqn, *behind.get(eqn, ())))
     done = dataclasses.replace(done, equations=equations)
     return pruned(done, set(flow.between(list(ends), ())))
 
 
 def _begins(eqn: Equation) -> bool:
-    """Whether an equation makes floats of integers that the data holds: a cast, or an outer product with floats."""
+    """Whether an equation turns integers of the data into floats: a cast, or an outer product with floats."""
     if eqn.primitive not in ("convert_element_type", OUTER) or not eqn.outputs[0].is_float or not knows(eqn):
         return False
     data = [value for value in eqn.inputs if not _fixed(value)]
@@ -188,7 +190,7 @@ def _begins(eqn: Equation) -> bool:
 
 
 def _end(flow: Flow, value: Value, chains: dict[Value, _Chain]) -> Value:
-    """The chain's end, or what it repeats: the table holds everything once."""
+    """The chain's end, or the value that it repeats, because the table holds each number once."""
     while (eqn := flow.made[value]).primitive == "broadcast_in_dim" and eqn.inputs[0] in chains:
         value = eqn.inputs[0]
     return value
@@ -200,7 +202,7 @@ def _is_read(flow: Flow, value: Value, chains: dict[Value, _Chain]) -> bool:
 
 
 def _chain(flow: Flow, eqn: Equation, chains: dict[Value, _Chain], number: Number) -> _Chain | None:
-    """What the result of an equation is of integers, if it is that."""
+    """The result of an equation as a function of integers, if it is one."""
     if eqn.body is not None or len(eqn.outputs) != 1 or eqn.function in _OTHERS or not knows(eqn):
         return None
     (output,) = eqn.outputs
@@ -232,7 +234,7 @@ def _chain(flow: Flow, eqn: Equation, chains: dict[Value, _Chain], number: Numbe
 
 
 def _axes(flow: Flow, eqn: Equation, chains: dict[Value, _Chain]) -> Axes | None:
-    """Which axes of the result are the integers' own; None where a constant differs from integer to integer."""
+    """Which axes of the result are axes of the integers; None if a constant differs between integers."""
     rank = len(eqn.out_shapes[0])
     moved = moved_axes(eqn)
     if moved is None and eqn.primitive == "reshape":
@@ -264,14 +266,14 @@ def _axes(flow: Flow, eqn: Equation, chains: dict[Value, _Chain]) -> Axes | None
 
 
 def _reshaped(axes: Axes, before: Sequence[int], after: Sequence[int]) -> Axes | None:
-    """The axes behind a reshape that joins or parts some that are not the integers' own; None where it does these."""
+    """The axes after a reshape that only joins or splits axes other than the integers' own; None for any other."""
     found: list[int | None] = []
     start = 0
     if 0 in before:
         return None
     while len(found) < len(after):
         if start == len(before):
-            return (*found, *(None,) * (len(after) - len(found)))  # what is left has one element
+            return (*found, *(None,) * (len(after) - len(found)))  # the remaining axes have one element
         first, stop = len(found), start + 1
         end = first + 1
         while (own := math.prod(before[start:stop])) != (other := math.prod(after[first:end])):
@@ -295,7 +297,7 @@ def _fixed(value: Value) -> bool:
 
 
 def _readable(flow: Flow, value: Value, number: Number) -> bool:
-    """Whether a constant has the same bits wherever it is computed: of literals, or of parameters in float64."""
+    """Whether a constant has the same bits wherever it is computed: from literals, or from parameters in float64."""
     if number(value) is not None:
         return True
     eqn = flow.made.get(value)

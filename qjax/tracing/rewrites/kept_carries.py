@@ -1,7 +1,10 @@
-"""What a scan or remat hands on unchanged: carries become constants of the scan, results of a remat what it was given.
+"""Simplifies scans and remats that return some of their inputs unchanged.
 
-`nnx.fori_loop` carries a whole module through its loop, parameters included, and `nnx.remat` returns it. A parameter
-that is carried would be data to what reads it, such as a table that data chooses rows of.
+    scan carry (x, w) -> (f(x, w), w)      ->    scan carry x -> f(x, w), with w as a constant
+    remat (x, w) -> (f(x, w), w)           ->    remat (x, w) -> f(x, w)
+
+`nnx.fori_loop` carries a whole module through its loop, parameters included, and `nnx.remat` returns it. A carried
+parameter would count as data, for example in a table whose rows are looked up.
 """
 
 import dataclasses
@@ -10,7 +13,7 @@ from qjax.tracing.program import Equation, Program, Value
 
 
 def keep_carries(program: Program) -> Program:
-    """The program without those, bodies included."""
+    """Remove those carries and results, bodies included."""
     if not any(eqn.body is not None for eqn in program.equations):
         return program
     equations: list[Equation] = []
@@ -21,15 +24,15 @@ def keep_carries(program: Program) -> Program:
         if eqn.body is not None:
             body = keep_carries(eqn.body)
             eqn = dataclasses.replace(eqn, body=body)
-            eqn, same = (_kept if eqn.is_scan else _returned)(eqn, body)
+            eqn, same = (_drop_constant_carries if eqn.is_scan else _drop_returned_inputs)(eqn, body)
             renamed.update(same)
         equations.append(eqn)
     outputs = tuple(renamed.get(value, value) for value in program.outputs)
     return dataclasses.replace(program, equations=tuple(equations), outputs=outputs)
 
 
-def _kept(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
-    """The scan without such carries, and its outputs that are what it was given."""
+def _drop_constant_carries(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+    """The scan without such carries, and which of its outputs equal which input."""
     first, carried = int(eqn.params["num_consts"]), int(eqn.params["num_carry"])
     kept = [index for index in range(carried) if body.outputs[index] is body.inputs[first + index]]
     if not kept:
@@ -51,8 +54,8 @@ def _kept(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
     return scan, {eqn.outputs[i]: eqn.inputs[first + i] for i in kept}
 
 
-def _returned(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
-    """The remat without results that it was given."""
+def _drop_returned_inputs(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+    """The remat without results that are inputs, and which of its outputs equal which input."""
     given = dict(zip(body.inputs, eqn.inputs, strict=True))
     left = [index for index, value in enumerate(body.outputs) if value not in given]
     if not left or len(left) == len(body.outputs):

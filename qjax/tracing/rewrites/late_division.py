@@ -1,10 +1,10 @@
-"""Softmaxes that are divided by their sum after the product with the values, as memory-efficient attention does.
+"""Moves the division of a softmax before the product with the values; memory-efficient attention divides after it.
 
     (exp(x - m) @ v) / sum(exp(x - m))   ->   (exp(x - m) / sum(exp(x - m))) @ v
 
-The two are the same function of real numbers. `find_softmax` reads the second form. Axes may be moved and merged on
-the way to the division, for both of its operands in their own way. The product may leave some of the exponentials
-out, as that of an attention sink. See Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2.
+Both are the same function of real numbers, and `find_softmax` reads the second form. Axes may be moved and merged on
+the way to the division, differently for its two operands. The product may omit some of the exponentials, such as that
+of an attention sink. See Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2.
 """
 
 import dataclasses
@@ -22,24 +22,24 @@ from qjax.tracing.rewrites.inline import inlined
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 
 Part = tuple[str, tuple[int, ...], int]
-"""A factor of an axis: whose axis it is, which one, its size.
+"""A factor of an axis: which tensor it comes from, which of its axes, and its size.
 
-"e": of the exponentials, "s": of those that are summed, "v": of the values, "": of elements that repeat themselves.
+"e": the exponentials, "s": those that are summed, "v": the values, "": elements that repeat.
 """
 
 Splits = dict[Part, tuple[int, int]]
-"""Parts that a reshape takes apart: the sizes of the outer and of the inner one."""
+"""Factors that a reshape splits: the sizes of the outer and of the inner part."""
 
 Axis = tuple[Part, ...]
 """The factors of one axis, the slowest first; an axis of one element has none."""
 
 
 def divide_first(program: Program) -> Program:
-    """The program in which such softmaxes are divided before the product."""
+    """Divide such softmaxes before the product."""
     if not any(eqn.primitive == "exp" for eqn in program.equations):
         return program
     flow = Flow(program)
-    found = {eqn: new for eqn in program.equations if (new := _divided(flow, eqn)) is not None}
+    found = {eqn: new for eqn in program.equations if (new := _replace_division(flow, eqn)) is not None}
     if not found:
         return program
     equations = tuple(new for eqn in program.equations for new in found.get(eqn, (eqn,)))
@@ -47,8 +47,8 @@ def divide_first(program: Program) -> Program:
     return pruned(dataclasses.replace(program, equations=equations), set(behind))
 
 
-def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
-    """What replaces a division, or a product with a reciprocal."""
+def _replace_division(flow: Flow, eqn: Equation) -> list[Equation] | None:
+    """The replacement of a division, or of a product with a reciprocal."""
     if eqn.primitive not in ("div", "mul"):
         return None
     for whole, by in (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive == "mul" else (eqn.inputs,):
@@ -70,7 +70,7 @@ def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
             if not flow.same(total.inputs[0], power.outputs[0]):
                 continue
             if _same_rows(power, total, moves, product, side, before, after):
-                return _rewritten(eqn, power, total, product, side, before, after)
+                return _divide_before_product(eqn, power, total, product, side, before, after)
     return None
 
 
@@ -80,7 +80,7 @@ def _read_once(flow: Flow, equations: Sequence[Equation]) -> bool:
 
 
 def _chain(flow: Flow, value: Value) -> tuple[list[Equation], Equation | None]:
-    """The moves and casts that end in a value, the first one first, and the equation before them."""
+    """The moves and casts that end in a value, in order, and the equation before them."""
     chain: list[Equation] = []
     while (eqn := flow.made.get(value)) is not None and _is_move(eqn):
         chain.insert(0, eqn)
@@ -104,24 +104,24 @@ def _same_rows(
     before: Sequence[Equation],
     after: Sequence[Equation],
 ) -> bool:
-    """Whether each element of the product is divided by the sum of the very exponentials that it sums."""
+    """Whether each element of the product is divided by the sum of exactly the exponentials that it sums."""
     splits: Splits = {}
 
     def compared() -> bool:
         summed = {int(axis) for axis in total.params["axes"]}
         rank = len(power.out_shapes[0])
-        own = _named(["s" if axis in summed else "e" for axis in range(rank)], power.out_shapes[0], splits)
-        divisor = _moved([axis for place, axis in enumerate(own) if place not in summed], moves)
-        operand = _moved(own, before)
+        own = _name_factors(["s" if axis in summed else "e" for axis in range(rank)], power.out_shapes[0], splits)
+        divisor = _move_axes([axis for place, axis in enumerate(own) if place not in summed], moves)
+        operand = _move_axes(own, before)
         contracting, batch = (tuple(part[side]) for part in product.params["dimension_numbers"])
         if any(part[0] != "s" for axis in contracting for part in operand[axis]):
             return False
         shape = product.in_shapes[1 - side]
-        other = _named(["v"] * len(shape), shape, splits)
+        other = _name_factors(["v"] * len(shape), shape, splits)
         taken, shared = (tuple(part[1 - side]) for part in product.params["dimension_numbers"])
         free = [axis for place, axis in enumerate(operand) if place not in (*contracting, *batch)]
         rest = [axis for place, axis in enumerate(other) if place not in (*taken, *shared)]
-        dividend = _moved([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
+        dividend = _move_axes([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
         return len(dividend) == len(divisor) and all(map(_fits, dividend, divisor))
 
     while True:
@@ -134,12 +134,12 @@ def _same_rows(
 
 
 class _Split(Exception):
-    """A reshape takes a part apart. sizes: of the outer and the inner one; None where the part cannot be followed."""
+    """A reshape splits a factor. sizes: of the outer and the inner part; None if the factor cannot be followed."""
 
     def __init__(self, part: Part, outer: int) -> None:
         super().__init__()
         self.part = part
-        # a part without a place is none of the original axes: repeated elements, or a slice
+        # a factor without an axis belongs to none of the original axes: repeated elements, or a slice
         whole = bool(part[1]) and outer > 1 and part[2] % outer == 0
         self.sizes = (outer, part[2] // outer) if whole else None
 
@@ -153,7 +153,7 @@ def _fits(dividend: Axis, divisor: Axis) -> bool:
     return all(a == b or (a[0] == "v" and b[0] == "" and a[2] == b[2]) for a, b in zip(dividend, divisor, strict=True))
 
 
-def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[Axis]:
+def _name_factors(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[Axis]:
     def parts(part: Part) -> Axis:
         if part not in splits:
             return (part,)
@@ -164,8 +164,8 @@ def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[A
     return [parts((name, (place,), size)) if size != 1 else () for place, (name, size) in axes]
 
 
-def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
-    """The axes after moves."""
+def _move_axes(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
+    """The axes after some moves."""
     found = list(axes)
     for eqn in moves:
         (before,), (shape,) = eqn.in_shapes, eqn.out_shapes
@@ -177,21 +177,21 @@ def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
                 new[place] = axis or new[place]
             found = new
         elif eqn.primitive == "slice":
-            found = [axis if a == b else _cut(axis, b) for axis, a, b in zip(found, before, shape, strict=True)]
+            found = [axis if a == b else _cut_axis(axis, b) for axis, a, b in zip(found, before, shape, strict=True)]
         elif eqn.primitive in _RESHAPES:
-            found = _grouped([part for axis in found for part in axis], shape)
+            found = _group_factors([part for axis in found for part in axis], shape)
     return found
 
 
-def _cut(axis: Axis, size: int) -> Axis:
-    """A part of the elements along an axis, which may be any of those that are summed."""
+def _cut_axis(axis: Axis, size: int) -> Axis:
+    """Some of the elements along an axis, possibly any of those that are summed."""
     if any(part[0] != "s" for part in axis):
         raise _Split(("", (), 1), 1)
     return (("s", (), size),) if size != 1 else ()
 
 
-def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
-    """Factors in their order, as the axes of a shape."""
+def _group_factors(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
+    """Factors in order, grouped into the axes of a shape."""
     axes: list[Axis] = []
     for size in shape:
         count, product = 0, 1
@@ -205,7 +205,7 @@ def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
     return axes
 
 
-def _rewritten(
+def _divide_before_product(
     eqn: Equation,
     power: Equation,
     total: Equation,
@@ -221,17 +221,17 @@ def _rewritten(
 
     equations, (value,) = inlined(divide, [power.outputs[0], total.outputs[0]], None, eqn)
     for move in before:
-        equations.append(_again(move, (value,)))
+        equations.append(_repeat_equation(move, (value,)))
         value = equations[-1].outputs[0]
     inputs = (value, product.inputs[1]) if side == 0 else (product.inputs[0], value)
-    equations.append(_again(product, inputs))
+    equations.append(_repeat_equation(product, inputs))
     for move in after:
-        equations.append(_again(move, (equations[-1].outputs[0],)))
+        equations.append(_repeat_equation(move, (equations[-1].outputs[0],)))
     equations[-1] = dataclasses.replace(equations[-1], outputs=eqn.outputs)
     return equations
 
 
-def _again(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
-    """The same equation on other values."""
+def _repeat_equation(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
+    """The same equation on other inputs."""
     (output,) = eqn.outputs
     return dataclasses.replace(eqn, inputs=inputs, outputs=(Value(output.shape, output.dtype),), function=None)

@@ -1,4 +1,6 @@
-"""Integers and booleans that the program computes only from literals become literals.
+"""Folds integers and booleans that are computed from literals only: they become literals themselves.
+
+    i = add(3, -1); y = slice(x, start=i)    ->    y = slice(x, start=2)
 
 Programs compute indices, masks and bounds (`x[:, -1]`, `jnp.tril`, a resize), and some operations need them as numbers.
 Floats are not folded, unless such an integer is computed from them.
@@ -14,11 +16,11 @@ from jax.core import Tracer
 from qjax.tracing.program import Equation, Program, Value
 
 _LARGEST = 2**22
-"""Elements of what is computed here."""
+"""Elements of an array that is folded, at most."""
 
 
 def numbers(program: Program) -> Callable[[Value], np.ndarray | None]:
-    """A function from a value to the array that it is, or to None if it depends on more than literals."""
+    """A function that returns the array of a value, or None for a value that depends on more than literals."""
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     known: dict[Value, np.ndarray | None] = {}
 
@@ -40,7 +42,7 @@ def numbers(program: Program) -> Callable[[Value], np.ndarray | None]:
 
 
 def fold_literals(program: Program) -> Program:
-    """The program with those values as literals."""
+    """Fold those values to literals."""
     made = {value for eqn in program.equations for value in eqn.outputs}
     number = numbers(program)
     replaced: dict[Value, Value] = {}

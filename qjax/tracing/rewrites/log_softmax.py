@@ -1,8 +1,8 @@
-"""Log-softmax and logsumexp, as `jax.nn` and `jax.scipy.special` compute them or models spell them out.
+"""Recognises log-softmax and logsumexp, from `jax.nn`, `jax.scipy.special` or spelled out.
 
     logsumexp = log(sum(exp(x - m))) + m,  log-softmax = (x - m) - log(sum(exp(x - m))) = x - logsumexp(x)
 
-`m` can be anything that is constant along the summed axes, or absent. The results do not depend on it.
+`m` can be anything that is constant along the summed axes, or absent, because the results do not depend on it.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class _Log:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Sum:
-    """The logsumexp of x over axes. shifts: the values that are m."""
+    """The logsumexp of x over axes. shifts: the values that serve as m."""
 
     x: Value
     log: _Log
@@ -40,11 +40,11 @@ class _Sum:
 
 
 def find_log_softmax(program: Program) -> Program:
-    """The program with each such function as one equation of x, "log_softmax" or "logsumexp"."""
+    """Replace each such function by one equation of x, "log_softmax" or "logsumexp"."""
     flow = Flow(program)
     groups: list[Equation] = []
     inside: set[Equation] = set()
-    # last equations first: a log-softmax contains a logsumexp, which would match on its own
+    # from the last equation on, because a log-softmax contains a logsumexp, which would match on its own
     for eqn in reversed(program.equations):
         if eqn in inside:
             continue
@@ -77,7 +77,7 @@ def _match(flow: Flow, eqn: Equation) -> Equation | None:
         params["keep"] = found.log.keep
     equations = flow.between([output], [found.x])
     if flow.leaves(equations, [found.x]):
-        # m depends on a value before x; use the maximum of x instead
+        # m depends on a value before x, so use the maximum of x instead
         own = [
             written("reduce_max", _greatest(found.log.axes, m), found.x, m, eqn) for m in dict.fromkeys(found.shifts)
         ]
@@ -105,14 +105,14 @@ def _difference(flow: Flow, eqn: Equation) -> _Sum | None:
     behind = flow.behind(other)
     log = _log(flow, behind, shape)
     if log is not None and flow.same(log.exponent.value, whole):
-        x, shift = _shifted(flow, log)
+        x, shift = _split_shift(flow, log)
         return _Sum(x, log, () if shift is None else (shift,))
     found = _sum(flow, behind, shape)
     return found if found is not None and flow.same(found.x, whole) else None
 
 
 def _sum(flow: Flow, found: Found, shape: Sequence[int]) -> _Sum | None:
-    """log(sum(exp(x - m))) + m, or log(sum(exp(x))); shape: of x where the result is spread over it, or empty."""
+    """log(sum(exp(x - m))) + m, or log(sum(exp(x))); shape: of x if the result is broadcast to it, else empty."""
     eqn = found.equation
     if eqn is None:
         return None
@@ -127,14 +127,14 @@ def _sum(flow: Flow, found: Found, shape: Sequence[int]) -> _Sum | None:
         log = _log(flow, flow.behind(first, found.axes), shape)
         if log is None:
             continue
-        x, shift = _shifted(flow, log)
+        x, shift = _split_shift(flow, log)
         if shift is not None and _same_shift(flow, shift, second):
             return _Sum(x, log, (shift, second))
     return None
 
 
 def _same_shift(flow: Flow, a: Value, b: Value) -> bool:
-    """Whether two values repeat one, its axes in their order."""
+    """Whether two values are broadcast from the same one, with its axes in the same order."""
     first, second = flow.behind(a), flow.behind(b)
     if flow.first(first.value) is not flow.first(second.value):
         return False
@@ -142,8 +142,8 @@ def _same_shift(flow: Flow, a: Value, b: Value) -> bool:
     return all(order == sorted(order) for order in orders)
 
 
-def _shifted(flow: Flow, log: _Log) -> tuple[Value, Value | None]:
-    """x and m of the exponent x - m, or the exponent and nothing."""
+def _split_shift(flow: Flow, log: _Log) -> tuple[Value, Value | None]:
+    """The x and m of an exponent x - m, or the exponent and None."""
     eqn, value = log.exponent.equation, log.exponent.value
     if eqn is None or eqn.primitive != "sub":
         return value, None

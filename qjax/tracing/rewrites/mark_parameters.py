@@ -1,4 +1,4 @@
-"""Finds the values that depend only on parameters and literals. Rewriters treat them as constants."""
+"""Marks the values that depend only on parameters and literals, so that rewriters treat them as constants."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,10 @@
-"""Masks before a log-softmax or logsumexp: hidden elements are not summed.
+"""Moves masks before a log-softmax or logsumexp into the function, so that hidden elements are not summed.
 
     log_softmax(where(m, x, -1e9))  ->  where(m, x - log(sum of exp(x) where m), -1e9)
 
 On the left side, the masked numbers would widen the range of the operand and of the result. On the right side, -1e9
-becomes the lowest code of the ordinary numbers' range. A row with all elements hidden counts as a row without a mask.
+becomes the lowest code of the range of the visible numbers. A row with all elements hidden counts as a row without a
+mask.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from qjax.tracing.rewrites.softmax import HIDDEN, inserted, operands_of, unmaske
 
 
 def mask_logs(program: Program) -> Program:
-    """The program in which such masks are operands of the function."""
+    """Make such masks operands of the function."""
     logs = [eqn for eqn in program.equations if eqn.primitive in ("log_softmax", "logsumexp") and "axes" in eqn.params]
     if not logs:
         return program
@@ -42,7 +43,9 @@ def mask_logs(program: Program) -> Program:
         group, (result,) = inlined(_function(eqn.primitive, params), [x, *operands], None, eqn)
         new[eqn] = [composite(eqn.primitive, group, [x, *operands], [result], params)]
         last = [result, *(operands if eqn.primitive == "log_softmax" else ())]
-        new[eqn] += inlined(_chosen(params) if len(last) > 1 else lambda y: y + 0.0, last, [eqn.outputs[0]], eqn)[0]
+        new[eqn] += inlined(
+            _hide_elements(params) if len(last) > 1 else lambda y: y + 0.0, last, [eqn.outputs[0]], eqn
+        )[0]
     if not new:
         return program
     before = set(flow.between([eqn.inputs[0] for eqn in new], ()))
@@ -60,7 +63,7 @@ def _function(name: str, params: dict[str, Any]) -> Callable[..., jax.Array]:
     return function
 
 
-def _chosen(params: dict[str, Any]) -> Callable[..., jax.Array]:
+def _hide_elements(params: dict[str, Any]) -> Callable[..., jax.Array]:
     def function(y: jax.Array, *masks: jax.Array) -> jax.Array:
         return jnp.where(taking_part(params, masks, y.shape), y, jnp.full_like(y, 1e5 * HIDDEN))
 

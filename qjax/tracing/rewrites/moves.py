@@ -1,4 +1,4 @@
-"""Rewrites moves (stack, tile, ...) with the few primitives that operations know; drops empty and unread values."""
+"""Writes moves (stack, tile, ...) with the few primitives that operations know, and drops empty and unread values."""
 
 import dataclasses
 import functools
@@ -23,10 +23,10 @@ _PURE = frozenset(
 
 
 def simplify_moves(program: Program) -> Program:
-    """`jnp.stack` as a concatenation, `jnp.tile` as a broadcast.
+    """Write `jnp.stack` as a concatenation and `jnp.tile` as a broadcast.
 
-    `jnp.pad`'s slices of size zero are dropped, and so is what keeps integers and truth values as they are: copies
-    (`jnp.array(ids)`), names, constraints on where they lie.
+    Slices of size zero from `jnp.pad` are dropped, and so are equations that do not change integers and truth values:
+    copies (`jnp.array(ids)`), names, sharding constraints.
     """
     equations: list[Equation] = []
     renamed: dict[Value, Value] = {}
@@ -65,7 +65,7 @@ def simplify_moves(program: Program) -> Program:
 
 
 def _in_floats(eqn: Equation) -> Iterator[Equation]:
-    """A product of floats and integers, which JAX multiplies as floats: with a cast of the integers."""
+    """A product of floats and integers, with the cast of the integers that JAX implies."""
     inputs: list[Value] = []
     for value in eqn.inputs:
         if not value.is_float:
@@ -84,7 +84,7 @@ def _select(which: Any, first: Any, *others: Any) -> Any:
 
 
 def lookups(equations: Sequence[Equation]) -> list[Equation]:
-    """The equations, with those of them that read rows of parameters as embeddings."""
+    """The equations, in which a gather of rows of parameters becomes an embedding."""
     found: list[Equation] = []
     for eqn in equations:
         axis = _looked_along(eqn) if eqn.primitive == "gather" else None
@@ -93,7 +93,7 @@ def lookups(equations: Sequence[Equation]) -> list[Equation]:
 
 
 def _looked_along(eqn: Equation) -> int | None:
-    """The axis of a table of parameters along which data chooses: an embedding without `nnx.Embed`."""
+    """The axis of a parameter table along which data selects: an embedding without `nnx.Embed`."""
     table, indices = eqn.inputs
     fixed = (table.fixed or table.constant is not None) and not indices.fixed and indices.constant is None
     if not fixed or not table.is_float or has_number(eqn.params, eqn.in_dtypes[0]):
@@ -102,7 +102,7 @@ def _looked_along(eqn: Equation) -> int | None:
 
 
 def _lookup(eqn: Equation, axis: int) -> list[Equation]:
-    """The table with that axis first, its rows, and the axes of the result in the order of the gather's."""
+    """Move that axis of the table to the front, take rows, and order the result's axes like the gather's."""
     table, indices = eqn.inputs
     numbers = eqn.params["dimension_numbers"]
     rank, mode, fill = len(indices.shape) - 1, eqn.params["mode"], eqn.params["fill_value"]
@@ -129,7 +129,7 @@ def _lookup(eqn: Equation, axis: int) -> list[Equation]:
 
 
 def read(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:
-    """The equations without those moves, and those results without elements, that nothing reads."""
+    """The equations without the moves, and without the empty results, that nothing reads."""
     needed = set(outputs)
     kept: list[Equation] = []
     for eqn in reversed(equations):
@@ -180,7 +180,7 @@ def _unstack(params: Any) -> Callable[..., Any]:
 
 
 def _min_pool(params: Any) -> Callable[..., Any]:
-    """Minima of strided slices, one axis after the other; padding is higher than every code."""
+    """Minima of strided slices, one axis after the other; the padding is higher than every code."""
 
     def min_pool(x: Any) -> Any:
         if any(low or high for low, high in params["padding"]):
@@ -197,10 +197,10 @@ def _min_pool(params: Any) -> Callable[..., Any]:
 
 
 def _angle(y: Any, x: Any) -> Any:
-    """`jnp.arctan2` by the arc tangent of a number from 0 to 1, and the octant."""
+    """`jnp.arctan2` by the octant, and the arc tangent of a number from 0 to 1."""
     wide, high = jnp.abs(x), jnp.abs(y)
     larger, smaller = jnp.maximum(wide, high), jnp.minimum(wide, high)
-    # the angle of 0, 0 is 0, with a finite derivative
+    # the angle of (0, 0) is 0, with a finite derivative
     angle = jnp.arctan(smaller / jnp.where(larger > 0, larger, jnp.ones_like(larger)))
     angle = jnp.where(high > wide, np.asarray(np.pi / 2, x.dtype) - angle, angle)
     angle = jnp.where(x < 0, np.asarray(np.pi, x.dtype) - angle, angle)
@@ -214,7 +214,7 @@ WRITTEN: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "reduce_window_min": _min_pool,
     "atan2": lambda params: _angle,
 }
-"""Primitive -> its parameters -> the same in other primitives."""
+"""Primitive -> a function of its parameters that returns the same function in other primitives."""
 
 _OF_REALS = frozenset({"atan2", "reduce_window_min"})
-"""Those that are rewritten for floats only."""
+"""Primitives that are rewritten for floats only."""

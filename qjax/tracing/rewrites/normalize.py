@@ -1,8 +1,10 @@
-"""Finds normalisations: (x - mean) / sqrt(variance + epsilon), with or without the mean.
+"""Recognises normalisations: (x - mean) / sqrt(variance + epsilon), with or without the mean.
 
-It recognises LayerNorm with both formulas of the variance, Linen's GroupNorm, RMSNorm and division by a norm, written
-as `a / sqrt(v)`, `a * rsqrt(v)` or `a * (rsqrt(v) * gamma)`. A factor inside is moved after the normalisation, where it
-is an affine step.
+These are LayerNorm with both formulas of the variance, Linen's GroupNorm, RMSNorm and division by a norm, written as `a
+/ sqrt(v)`, `a * rsqrt(v)` or `a * (rsqrt(v) * gamma)`. A factor inside moves after the normalisation, where it is an
+affine step:
+
+    (x - mean) * (rsqrt(variance + epsilon) * gamma)    ->    normalize(x) * gamma
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from qjax.tracing.rewrites.variance import divisor_of, is_mean, scaled_sum, stat
 
 @dataclasses.dataclass(frozen=True)
 class _Root:
-    """The root under a fraction. square: its operand without epsilon. factors: by which it is multiplied."""
+    """The root in the denominator. square: its operand without epsilon. factors: what it is multiplied by."""
 
     square: Found
     epsilon: float
@@ -27,7 +29,7 @@ class _Root:
 
 
 def find_normalize(program: Program) -> Program:
-    """The program with each normalisation as one equation "normalize" of x; see `ops.normalize`."""
+    """Replace each normalisation by one equation "normalize" of x; see `ops.normalize`."""
     flow = Flow(program)
     groups: dict[Equation, tuple[Equation, tuple[Value, ...]]] = {}
     for eqn in program.equations:
@@ -40,7 +42,7 @@ def find_normalize(program: Program) -> Program:
     equations: list[Equation] = []
     for eqn in program.equations:
         if eqn in groups and groups[eqn][1]:
-            equations += _scaled(eqn, *groups[eqn])
+            equations += _multiply_by_factors(eqn, *groups[eqn])
         else:
             equations.append(eqn)
     members = set(flow.between([eqn.outputs[0] for eqn in groups], ()))
@@ -49,8 +51,8 @@ def find_normalize(program: Program) -> Program:
     return pruned(made, members)
 
 
-def _scaled(eqn: Equation, group: Equation, factors: Sequence[Value]) -> list[Equation]:
-    """The normalised tensor, then the products with what its root was multiplied with."""
+def _multiply_by_factors(eqn: Equation, group: Equation, factors: Sequence[Value]) -> list[Equation]:
+    """The normalised tensor, followed by the products with the root's factors."""
     steps, value = [group], group.outputs[0]
     for index, factor in enumerate(factors):
         last = index == len(factors) - 1
@@ -82,7 +84,7 @@ def _match(flow: Flow, eqn: Equation) -> tuple[Equation, tuple[Value, ...]] | No
 
 
 def _factored(flow: Flow, numerator: Value) -> list[tuple[Value, tuple[Value, ...]]]:
-    """The numerator as it is, and as a product of something of its shape with a factor."""
+    """The numerator unchanged, and as products of a tensor of its shape with a factor."""
     found: list[tuple[Value, tuple[Value, ...]]] = [(numerator, ())]
     made = flow.plain(numerator).equation
     if made is not None and made.primitive == "mul":
@@ -95,7 +97,9 @@ def _factored(flow: Flow, numerator: Value) -> list[tuple[Value, tuple[Value, ..
 def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tuple[Equation, tuple[Value, ...]] | None:
     statistic = statistic_of(flow, root.square, numerator.shape)
     if statistic is None:
-        found = (_grouped(flow, eqn, numerator, root, split) for split in splits(flow, root.square, numerator.shape))
+        found = (
+            _match_groups(flow, eqn, numerator, root, split) for split in splits(flow, root.square, numerator.shape)
+        )
         return next((group for group in found if group is not None), None)
     shape, part = numerator.shape, flow.plain(numerator)
     x, center = part.value, False
@@ -108,7 +112,7 @@ def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tup
     compared = x if statistic.centered or not center else part.value
     same = flow.same(statistic.part, compared)
     if not center and not same and flow.same(statistic.part, part.value):
-        # another mean was subtracted before; `part` is the tensor that is normalised
+        # another mean was subtracted before, so `part` is the tensor that is normalised
         x, same = part.value, True
     if not same or (statistic.centered and not center) or not x.is_float:
         return None
@@ -124,13 +128,13 @@ def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tup
         "groups": 1,
         "joined": root.joined,
     }
-    return _written(flow, eqn, x, root, params)
+    return _make_group(flow, eqn, x, root, params)
 
 
-def _grouped(
+def _match_groups(
     flow: Flow, eqn: Equation, numerator: Value, root: _Root, split: Split
 ) -> tuple[Equation, tuple[Value, ...]] | None:
-    """A normalisation whose statistics are those of groups of channels."""
+    """A normalisation with statistics over groups of channels."""
     shape = split.shape
     statistic, last = statistic_of(flow, split.found, shape), len(shape) - 1
     if statistic is None or last not in statistic.axes or last - 1 in statistic.axes:
@@ -165,19 +169,19 @@ def _grouped(
         "groups": shape[-2],
         "joined": root.joined,
     }
-    return _written(flow, eqn, x, root, params)
+    return _make_group(flow, eqn, x, root, params)
 
 
 def _is_split(flow: Flow, part: Value, x: Value) -> bool:
-    """Whether a value is x in another shape; callers know which."""
+    """Whether a value is x in another shape; the caller knows which shape."""
     eqn = flow.plain(part).equation
     return eqn is not None and eqn.primitive == "reshape" and flow.same(eqn.inputs[0], x)
 
 
-def _written(
+def _make_group(
     flow: Flow, eqn: Equation, x: Value, root: _Root, params: dict[str, Any]
 ) -> tuple[Equation, tuple[Value, ...]] | None:
-    """The group, and the factors that are still to be multiplied with."""
+    """The group, and the factors by which its result still has to be multiplied."""
     output = eqn.outputs[0]
     if not root.factors:
         equations = flow.between([output], [x])
@@ -210,7 +214,7 @@ def _inverse(flow: Flow, found: Found) -> _Root | None:
 
 
 def _root(flow: Flow, found: Found) -> _Root | None:
-    """sqrt(square + epsilon), or the greater of a root and epsilon."""
+    """sqrt(square + epsilon), or the maximum of a root and epsilon."""
     eqn = found.equation
     if eqn is None:
         return None
@@ -227,7 +231,7 @@ def _root(flow: Flow, found: Found) -> _Root | None:
 
 
 def _bounded(flow: Flow, found: Found) -> _Root | None:
-    """What is under a root: square + epsilon, or the greater of square and epsilon^2."""
+    """The operand of a root: square + epsilon, or the maximum of square and epsilon^2."""
     eqn = found.equation
     if eqn is None:
         return None

@@ -1,11 +1,13 @@
-"""Calls that remain after tracing: functions with custom derivatives, and branches.
+"""Opens calls that remain after tracing: functions with custom derivatives, and branches.
 
-If a literal chooses a branch, only that branch is read. If data choose, all branches are computed and one result is
-selected: an integer graph has no jumps, and branches have no side effects.
+    cond(data, f, g, x)    ->    select(data, g(x), f(x))
 
-An elementwise function of one tensor remains one equation and becomes a table; it keeps its derivative. Any other
+If a literal selects a branch, only that branch is read. If data selects it, all branches are computed and one result is
+selected, because an integer graph has no jumps and branches have no side effects.
+
+An elementwise function of one tensor remains one equation and becomes a table; it has its own derivative. Any other
 function (`jnp.hypot`, a normalisation with a custom backward) is replaced by its equations, and training differentiates
-those. Functions of rows that `jax.nn` compiles as calls are opened too. Their equations keep the function's name, so an
+those. Functions of rows that `jax.nn` compiles as calls are opened too. Their equations have the function's name, so an
 error about an equation that no later rewriter recognises can name the function.
 """
 
@@ -46,13 +48,16 @@ _WRITTEN_ANEW: Mapping[str, Callable[..., list[jax.Array]]] = {
     "hypot": _hypot,
     "signbit": _signbit,
 }
-"""Without the factors of 2^75 by which jax 0.12 keeps float32 from an overflow: codes have none, and no such scales.
-And without a look at the bits of floats: codes have no negative zero."""
+"""Functions whose equations in `jax.numpy` do not work on codes, and simpler ones.
+
+They omit the factors of 2^75 by which jax 0.12 protects float32 from overflow, because codes do not overflow and have
+no such scales. They also do not look at the bits of floats, because codes have no negative zero.
+"""
 assert _WRITTEN_ANEW.keys() == WRITTEN_ANEW
 
 
 def open_calls(program: Program) -> Program:
-    """The program with the equations of such calls in their place."""
+    """Replace such calls by their equations."""
     opened = {*CUSTOM, *WRITTEN_ANEW, "cond"}
     if not any(eqn.primitive in opened or _is_row(eqn) for eqn in program.equations):
         return program
@@ -63,7 +68,7 @@ def open_calls(program: Program) -> Program:
         eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
         inner, inputs = None, eqn.inputs
         if eqn.primitive == "cond" and number(eqn.inputs[0]) is None:
-            opened = open_calls(Program(eqn.inputs, eqn.outputs, tuple(_chosen(eqn))))
+            opened = open_calls(Program(eqn.inputs, eqn.outputs, tuple(_select_branch(eqn))))
             equations += opened.equations
             renamed.update({a: b for a, b in zip(eqn.outputs, opened.outputs, strict=True) if a is not b})
             continue
@@ -91,15 +96,15 @@ def open_calls(program: Program) -> Program:
     return dataclasses.replace(program, outputs=outputs, equations=tuple(equations))
 
 
-def _chosen(eqn: Equation) -> list[Equation]:
-    """A branch that data chooses: every branch is computed, and their results are chosen from."""
+def _select_branch(eqn: Equation) -> list[Equation]:
+    """A branch selected by data: every branch is computed, and one of the results is selected."""
     branches = [jaxpr_as_fun(branch) for branch in eqn.params["branches"]]
 
     def function(index: jax.Array, *operands: jax.Array) -> list[jax.Array]:
         results = [branch(*operands) for branch in branches]
         chosen = results[0]
         for number in range(1, len(branches)):
-            # `>=`, so that an index beyond the last branch selects the last, as in `lax.switch`
+            # `>=`, so that an index beyond the last branch selects the last one, as in `lax.switch`
             here = index >= np.asarray(number, index.dtype)
             chosen = [lax.select_n(here, a, b) for a, b in zip(chosen, results[number], strict=True)]
         return list(chosen)
@@ -108,7 +113,7 @@ def _chosen(eqn: Equation) -> list[Equation]:
 
 
 def _is_elementwise(eqn: Equation) -> bool:
-    """Whether a call is a function of each element of its one tensor, which a table can hold."""
+    """Whether a call acts on each element of its one tensor, so that a table can hold it."""
     data = {v for v in eqn.inputs if not _is_number(v)}
     if len(data) != 1 or len(eqn.outputs) != 1:
         return False
@@ -121,7 +126,7 @@ def _is_elementwise(eqn: Equation) -> bool:
 
 
 def _are_one(anew: Callable[..., Any], own: Callable[..., Any], eqn: Equation) -> bool:
-    """Whether a function of that name is the one of `jax.numpy`: users have functions of the same name."""
+    """Whether a function of that name is the one of `jax.numpy`, because users have functions of the same name."""
     rng = np.random.default_rng(0)
     given = [rng.normal(size=value.shape).astype(value.dtype) for value in eqn.inputs if value.is_float]
     arguments = len(inspect.signature(anew).parameters)

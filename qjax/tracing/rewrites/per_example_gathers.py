@@ -1,8 +1,10 @@
-"""Gathers in which each example takes its own element: `x[jnp.arange(n), lengths]`, `jax.vmap(lambda row, i: row[i])`.
+"""Rewrites gathers in which each example takes its own element, so that the examples are a batch axis.
+
+    x[arange(n), lengths] or vmap(lambda row, i: row[i])    ->    take_along_axis(x, lengths[:, None], axis=1)
 
 One component of the indices of such a gather is the number of the example. This rewriter removes it and makes the
-example axis a batch axis of the gather, as in `jnp.take_along_axis`. `ops.take` reads that form. A component that is 0
-along an axis that is taken whole is removed too. A tensor that is the same for every example has no batch axis.
+example axis a batch axis of the gather, which is the form that `ops.take` reads. A component that is 0 along an axis
+that is taken whole is removed too. A tensor that is the same for every example has no batch axis.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ from qjax.tracing.rewrites.moves import lookups, read
 
 
 def take_own(program: Program) -> Program:
-    """The program with such gathers along one axis, and a batch axis for the examples."""
+    """Rewrite such gathers along one axis, with a batch axis for the examples."""
     if not any(eqn.primitive == "gather" for eqn in program.equations):
         return program
     number, flow = numbers(program), Flow(program)
@@ -37,7 +39,7 @@ def take_own(program: Program) -> Program:
 
 
 def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation] | None:
-    """The gather without batch axes, where the tensor repeats itself along all of them."""
+    """The gather without batch axes, if the tensor repeats along all of them."""
     n, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     batching = {int(axis) for axis in getattr(n, "operand_batching_dims", ())}
     found = flow.behind(eqn.inputs[0])
@@ -71,7 +73,7 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation] | None:
 
 
 class _Gather:
-    """A gather with its indices taken apart: one component for every axis of the operand that it starts at."""
+    """A gather with separate components of its indices, one for every axis of the operand along which they select."""
 
     def __init__(self, eqn: Equation, flow: Flow, number: Callable[[Value], np.ndarray | None]) -> None:
         self.eqn = eqn
@@ -97,7 +99,7 @@ class _Gather:
         return parts if len(parts) == len(self.mapped) else None
 
     def batched(self) -> list[Equation] | None:
-        """The gather with one component left, or None where that is not what it does."""
+        """The gather with one component left, or None if it is no such gather."""
         if self.parts is None:
             return None
         left: list[tuple[int, Value]] = []
@@ -117,7 +119,7 @@ class _Gather:
         if not batching:
             return None
         if len(left) > 1:
-            return self._joined(left, batching, indexed, collapsed)
+            return self._flatten_indices(left, batching, indexed, collapsed)
         if not left:
             return None
         ((axis, part),) = left
@@ -127,7 +129,7 @@ class _Gather:
         if axis not in collapsed:
             if self.sizes[axis] != 1:
                 return None
-            # the result has an axis of size 1 there; a reshape adds it again
+            # the result has an axis of size 1 there, which a reshape adds again
             windows = [a for a in range(len(self.sizes)) if a not in self.collapsed and a not in self.batching]
             gone = offset.pop(windows.index(axis))
             offset = [place - (place > gone) for place in offset]
@@ -143,10 +145,10 @@ class _Gather:
 
         return inlined(gathered, [self.eqn.inputs[0], part], self.eqn.outputs, self.eqn)[0]
 
-    def _joined(
+    def _flatten_indices(
         self, left: list[tuple[int, Value]], batching: list[int], indexed: list[int], collapsed: list[int]
     ) -> list[Equation] | None:
-        """Each example takes elements by several indices, `x[rows, i, j]`: one index of the axes as one axis."""
+        """Each example takes elements by several indices, `x[rows, i, j]`: axes and indices are flattened to one."""
         axes = [axis for axis, _ in left]
         if not {*axes} <= {*collapsed} or fills(self.eqn.params):
             return None
@@ -169,7 +171,7 @@ class _Gather:
             )
             index = None
             for axis, part in zip(axes, parts, strict=True):
-                # as `lax.gather` does, each index for itself
+                # as in `lax.gather`, clamp each index separately
                 part = clamped(part, shape[axis] - 1)
                 index = part if index is None else index * np.int32(shape[axis]) + part
             return gather(flat, index)
@@ -179,7 +181,7 @@ class _Gather:
     def _window(
         self, axis: int, part: Value, batching: list[int], indexed: list[int], collapsed: list[int]
     ) -> list[Equation]:
-        """Several elements in a row, from a place that each example chooses: one index for every element."""
+        """Consecutive elements from a start that each example chooses: one index for every element."""
         size, length = self.sizes[axis], self.eqn.in_shapes[0][axis]
         windows = [a for a in range(len(self.sizes)) if a not in self.collapsed and a not in self.batching]
         rest = [a for a in windows if a != axis]
@@ -197,7 +199,7 @@ class _Gather:
             order.append(rows if window == axis else rows + 1 + rest.index(window))
 
         def gathered(x: Any, starts: Any) -> Any:
-            # like `lax.dynamic_slice`, move a start so that the window fits
+            # as in `lax.dynamic_slice`, move a start so that the window fits
             starts = clamped(starts, length - size)
             steps = lax.broadcasted_iota(starts.dtype, (*(1,) * rows, size, 1), rows)
             indices = lax.add(lax.reshape(starts, (*starts.shape[:-1], 1, 1)), steps)

@@ -1,12 +1,12 @@
-"""Products of the elements of a tensor (`jnp.prod`, `jnp.cumprod`) as products of halves.
+"""Computes products of the elements of a tensor (`jnp.prod`, `jnp.cumprod`) by halving.
 
-One product of many codes has no integer form: its accumulator would grow by the bits of every factor. Halves are
-multiplied elementwise, and every result has codes of its own:
+One product of many codes has no integer form, because its accumulator would grow by the bits of every factor. Halves
+are multiplied elementwise instead, and every result has its own quantizer:
 
     prod(x)     =  prod(x[:n/2] * x[n/2:])
     cumprod(x)  :  x[s:] <- x[s:] * x[:-s]  for s = 1, 2, 4...  (Hillis and Steele, 1986)
 
-Three elements and fewer are one operation, see `ops.prod`.
+Up to three elements are one operation, see `ops.prod`.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from qjax.tracing.program import Equation, Program
 from qjax.tracing.rewrites.inline import inlined
 
 LONGEST = 4096
-"""Elements; with more the last factors could hardly be seen in codes."""
+"""Elements, at most; with more, the last factors could hardly be seen in codes."""
 
 
 def write_factors(program: Program) -> Program:
-    """The program with such products of data as products of halves."""
+    """Compute such products of data by halving."""
     if not any(eqn.primitive in _FORMS for eqn in program.equations):
         return program
     equations: list[Equation] = []
@@ -82,4 +82,4 @@ def _running(eqn: Equation) -> Callable[[Any], Any] | None:
 
 _FORMS: dict[str, Callable[[Equation], Callable[[Any], Any] | None]] = {"cumprod": _running, "reduce_prod": _whole}
 KINDS = frozenset(_FORMS)
-"""The primitives that are looked at."""
+"""The primitives that this rewriter reads."""

@@ -1,9 +1,11 @@
-"""Writes searches of sorted constants (`jnp.digitize`, `jnp.searchsorted`, `jnp.interp`) as comparisons.
+"""Rewrites searches of sorted constants (`jnp.digitize`, `jnp.searchsorted`, `jnp.interp`) as comparisons.
 
-A bin's index is a count of edges, and an interpolation between knots is one function of its number, which becomes a
-table. Both have integer forms, which binary search in a loop has not. Which of the comparisons a call means depends on
-its arguments (`right`, `side`, falling edges), so each form is tried on the edges, beside them and between them.
-Without a form that agrees everywhere the call stays as it is, and is an error with a cure.
+    searchsorted(edges, x)    ->    (x > edges[0]) + (x > edges[1]) + ...
+
+A bin's index is a count of edges, and an interpolation between knots is a function of one number, which becomes a
+table. Both have integer forms, whereas binary search in a loop has none. Which comparison a call means depends on its
+arguments (`right`, `side`, falling edges), so each form is tried on the edges, next to them and between them. If no
+form agrees everywhere, the call stays as it is and becomes an error with a cure.
 """
 
 import dataclasses
@@ -21,19 +23,19 @@ from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
 _EDGES, _KNOTS = 4096, 64
-"""At most so many; every knot is a few steps of a table's expression."""
+"""At most so many edges and knots; every knot is a few steps of a table's expression."""
 
 Function = Callable[[Any], Any]
 
 
 def write_searches(program: Program) -> Program:
-    """The program with such searches as comparisons."""
+    """Rewrite such searches as comparisons."""
     if not any(eqn.primitive in _FORMS for eqn in program.equations):
         return program
     number = numbers(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        found = _found(eqn, [number(value) for value in eqn.inputs]) if eqn.primitive in _FORMS else None
+        found = _find_function(eqn, [number(value) for value in eqn.inputs]) if eqn.primitive in _FORMS else None
         if found is None:
             equations.append(eqn)
         else:
@@ -42,8 +44,8 @@ def write_searches(program: Program) -> Program:
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _found(eqn: Equation, known: Sequence[np.ndarray | None]) -> tuple[Function, Value] | None:
-    """The function that the call is, and what it searches for."""
+def _find_function(eqn: Equation, known: Sequence[np.ndarray | None]) -> tuple[Function, Value] | None:
+    """A function that equals the call, and the value that it searches for."""
     searched = [index for index, number in enumerate(known) if number is None]
     if len(searched) != 1 or len(eqn.outputs) != 1 or "jaxpr" not in eqn.params:
         return None
@@ -64,7 +66,7 @@ def _found(eqn: Equation, known: Sequence[np.ndarray | None]) -> tuple[Function,
 
 
 def _agree(function: Function, own: Function, constants: Sequence[np.ndarray], value: Value) -> bool:
-    """Whether two functions are one on every edge, on its neighbours in float32, between the edges and far away."""
+    """Whether two functions agree on every edge, on its float32 neighbours, between the edges and far away."""
     edges = np.unique(np.asarray(constants[0], np.float32))
     points = np.concatenate(
         [
@@ -85,7 +87,7 @@ def _agree(function: Function, own: Function, constants: Sequence[np.ndarray], v
 
 
 def _counts(constants: Sequence[np.ndarray]) -> list[Function]:
-    """How many edges are below a number, or above it."""
+    """Functions that count the edges below a number, or above it."""
     if len(constants) != 1 or constants[0].size > _EDGES:
         return []
     (edges,) = constants
@@ -102,7 +104,7 @@ def _counts(constants: Sequence[np.ndarray]) -> list[Function]:
 
 
 def _pieces(constants: Sequence[np.ndarray]) -> list[Function]:
-    """A line between every two knots, and constant beyond them; scalars say what is on the left or the right."""
+    """A line between every two knots, and constants beyond them; scalars define the values on the left or the right."""
     ends = [float(x) for x in constants if not x.ndim]
     arrays = [np.asarray(x, np.float64) for x in constants if x.ndim]
     if len(arrays) != 2 or arrays[0].size > _KNOTS or arrays[0].shape != arrays[1].shape:

@@ -1,7 +1,9 @@
-"""Finds softmaxes: exp(x - m) / sum(exp(x - m)), masked or not, from `jax.nn`, attention layers or spelled out.
+"""Recognises softmaxes: exp(x - m) / sum(exp(x - m)), masked or not, from `jax.nn`, attention layers or spelled out.
 
-`m` can be anything that is constant along the summed axes: the softmax does not depend on it. A mask replaces numbers
-by a large negative number (or -inf) before the exponential, or adds one to them. Several masks are combined.
+    e = exp(where(mask, x, -1e9) - m); e / sum(e)    ->    softmax(x, mask)
+
+`m` can be anything that is constant along the summed axes, because the softmax does not depend on it. A mask replaces
+numbers by a large negative number (or -inf) before the exponential, or adds one to them. Several masks are combined.
 """
 
 import dataclasses
@@ -19,12 +21,12 @@ from qjax.tracing.rewrites.clear_function_tags import opened
 from qjax.tracing.rewrites.dataflow import Axes, Flow, pruned, spans, written
 
 HIDDEN = -1e4
-"""Adding this much or less hides a number from a softmax: exp(-10000) is 0 in every format."""
+"""Adding this or less hides a number from a softmax, because exp(-10000) is 0 in every format."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mask:
-    """A boolean tensor before moves. axes: per axis of x, the mask's. inverted: True hides."""
+    """A boolean tensor before moves. axes: per axis of x, the mask's. inverted: whether True hides."""
 
     value: Value
     axes: Axes
@@ -32,7 +34,7 @@ class _Mask:
 
 
 def find_softmax(program: Program) -> Program:
-    """The program with each softmax as one equation: operands x and masks; see `ops.softmax`."""
+    """Replace each softmax by one equation with the operands x and masks; see `ops.softmax`."""
     flow = Flow(program)
     groups: list[Equation] = []
     cuts: dict[Value, Equation] = {}
@@ -59,7 +61,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
     own: list[Equation] = []
     if exponent.equation is not None and exponent.equation.primitive == "sub":
         x, shift = exponent.equation.inputs
-        # constant along the axes: the softmax does not depend on it
+        # constant along the axes, so the softmax does not depend on it
         behind = flow.behind(shift)
         if x.shape == shape and all(shift.shape[a : a + 1] in ((), (1,)) or behind.axes[a] is None for a in axes):
             exponent = flow.plain(x)
@@ -83,7 +85,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
     inputs = [x, *(mask.value for mask in masks)]
     equations = flow.between([output], inputs)
     if flow.leaves(equations, inputs):
-        # the shift depends on a value before x; use the maximum of x instead
+        # the shift depends on a value before x, so use the maximum of x instead
         shifts = [value for eqn in own for value in eqn.outputs]
         rest = flow.between([output], [*inputs, *shifts])
         masked = flow.between([value for eqn in own for value in eqn.inputs], inputs)
@@ -108,7 +110,7 @@ def _greatest(axes: tuple[int, ...], shift: Value) -> Any:
 
 
 def _quotient(flow: Flow, eqn: Equation) -> tuple[Equation, tuple[int, ...], list[_Mask]] | None:
-    """exp(...), the axes of its sum, and the masks that the sum leaves out: e / sum(e), or e * (1 / sum(e))."""
+    """exp(...), the axes of its sum, and the masks of elements that the sum omits: e / sum(e), or e * (1 / sum(e))."""
     for first, second in (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive == "mul" else (eqn.inputs,):
         power = flow.plain(first)
         if power.equation is None or power.equation.primitive != "exp":
@@ -150,7 +152,7 @@ def _choice(flow: Flow, eqn: Equation) -> tuple[_Mask, float, Value] | None:
 
 
 def unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
-    """What a softmax is taken of, and the masks before it."""
+    """The operand of a softmax without its masks, and the masks."""
     masks: list[_Mask] = []
     while (eqn := flow.made.get(value)) is not None:
         chosen = _choice(flow, eqn)
@@ -176,13 +178,13 @@ def unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
 
 
 def _terms(eqn: Equation) -> list[tuple[Value, Value, int]]:
-    """Of a sum or difference: a term, the other one, and the sign of that."""
+    """For each term of a sum or difference: the term, the other one, and the other one's sign."""
     a, b = eqn.inputs
     return [(a, b, 1), (b, a, 1)] if eqn.primitive == "add" else [(a, b, -1)]
 
 
 def added_mask(flow: Flow, value: Value, rank: int, sign: int = 1) -> _Mask | None:
-    """A tensor of zeros and, times `sign`, great negative numbers: where(m, 0, -1e9) or (1 - m) * -1e9."""
+    """A tensor of zeros and, times `sign`, large negative numbers: where(m, 0, -1e9) or (1 - m) * -1e9."""
     found = flow.behind(value)
     if len(found.axes) != rank or found.equation is None:
         return None
@@ -215,7 +217,7 @@ def added_mask(flow: Flow, value: Value, rank: int, sign: int = 1) -> _Mask | No
 
 
 def _parts(flow: Flow, mask: _Mask) -> list[_Mask]:
-    """A conjunction as its parts; what hides nothing is left out."""
+    """The parts of a conjunction, without those that hide nothing."""
     number = flow.number(mask.value)
     if number is not None and bool(number) != mask.inverted:
         return []
@@ -236,15 +238,16 @@ def _parts(flow: Flow, mask: _Mask) -> list[_Mask]:
 
 
 def _known(flow: Flow, mask: _Mask, masks: Sequence[_Mask]) -> bool:
-    """Whether a mask met elsewhere in the function is that of the exponent, which may be a conjunction."""
+    """Whether a mask found elsewhere in the function is that of the exponent, which may be a conjunction."""
     met, own = ({(part.value, part.axes, part.inverted) for part in parts} for parts in (_parts(flow, mask), masks))
     return met == own
 
 
 def operands_of(flow: Flow, masks: Sequence[_Mask], cuts: dict[Value, Equation]) -> tuple[list[Value], list[Equation]]:
-    """The masks as operands, cut to one element along axes that they only repeat along (the batch, say).
+    """The masks as operands, reduced to one element along axes on which they only repeat (the batch, for example).
 
-    Returns the operands, and equations for the group that give the masks their size back; `cuts` grows by the cuts.
+    Returns the operands, and equations that give the masks their full size inside the group; `cuts` receives the
+    equations that reduce them.
     """
     operands: list[Value] = []
     added: list[Equation] = []
@@ -274,7 +277,7 @@ def _equation(
 
 
 def inserted(program: Program, cuts: Mapping[Value, Equation]) -> tuple[Equation, ...]:
-    """The program's equations with each cut after the equation of its value, or before all."""
+    """The program's equations with each cut after the equation of its value, or in front of all."""
     waiting = dict(cuts)
     equations: list[Equation] = []
     for eqn in program.equations:

@@ -1,11 +1,10 @@
-"""Additive masks that are combined with a bias: T5's relative positions, ALiBi, a causal mask in a table of numbers.
-
-A softmax hides numbers of -1e4 or less. If a tensor mixes such numbers with ordinary ones, it is split here into its
-ordinary numbers and a boolean mask of their places.
+"""Splits additive masks that are combined with a bias: T5's relative positions, ALiBi, a causal mask in a float table.
 
     scores + (bias + where(m, 0, -1e9))   ->   where(m, scores + bias, finfo.min)
 
-`find_softmax` reads the second form. So quantizers and observers see only the ordinary numbers.
+A softmax hides numbers of -1e4 or less. If a tensor mixes such numbers with ordinary ones, it is split here into its
+ordinary numbers and a boolean mask of their places. `find_softmax` reads the second form, so quantizers and observers
+see only the ordinary numbers.
 """
 
 import dataclasses
@@ -27,15 +26,15 @@ _MOVES = IDENTITIES | frozenset(
     """broadcast_in_dim reshape squeeze expand_dims transpose slice rev convert_element_type concatenate gather
     dynamic_slice""".split()  # noqa: SIM905
 )
-"""Primitives that put elements elsewhere: a mask goes with its numbers."""
+"""Primitives that move elements; a mask moves with its numbers."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
     """A tensor split into ordinary numbers and a mask.
 
-    ordinary: its ordinary numbers, anything where the mask hides them; None is zero everywhere. mask: bool, True at
-    ordinary numbers; True or False mean a mask that is the same everywhere.
+    ordinary: its ordinary numbers, and anything where the mask hides them; None means zero everywhere. mask: bool, True
+    at ordinary numbers; a plain True or False is a mask that is the same everywhere.
     """
 
     ordinary: Value | None
@@ -43,7 +42,7 @@ class _Parts:
 
 
 def part_masks(program: Program) -> Program:
-    """The program in which masks that were combined with a bias are choices before each softmax."""
+    """Turn masks that were combined with a bias into choices before each softmax."""
     if not any(eqn.primitive == "exp" for eqn in program.equations):
         return program
     found = _Masks(program)
@@ -56,8 +55,8 @@ def part_masks(program: Program) -> Program:
 class _Masks:
     """The splits found so far.
 
-    parts: of values that were looked at. made: equation -> the new ones after it. chosen: value -> the
-    equations that compute it as a choice and replace its own.
+    parts: of values that were examined. made: equation -> the new ones after it. chosen: value -> the equations that
+    compute it as a choice and replace its own.
     """
 
     def __init__(self, program: Program) -> None:
@@ -72,7 +71,7 @@ class _Masks:
         exponent = self.flow.plain(eqn.inputs[0])
         if exponent.equation is not None and exponent.equation.primitive == "sub":
             exponent = self.flow.plain(exponent.equation.inputs[0])
-        # the last mask needs no splitting: `softmax` reads it directly
+        # the last mask needs no splitting, because `softmax` reads it directly
         value, _ = unmasked(self.flow, exponent.value)
         source = self.flow.made.get(value)
         if source is None or value in self.chosen or not value.is_float or len(source.outputs) != 1:
@@ -101,7 +100,7 @@ class _Masks:
     # ------------------------------------------------------------------ taking apart
 
     def of(self, value: Value) -> _Parts:
-        """The parts of a value; one that hides nothing is its own ordinary part."""
+        """The parts of a value; a value that hides nothing is its own ordinary part."""
         if value not in self.parts:
             self.parts[value] = self._of(value)
         return self.parts[value]
@@ -120,7 +119,7 @@ class _Masks:
         return self._literal(value, eqn)
 
     def _literal(self, value: Value, eqn: Equation | None) -> _Parts:
-        """A table of numbers that the program holds or computes of nothing but literals."""
+        """A table of numbers that is a literal or computed from literals only."""
         array = self.number(value)
         if array is None or not (hidden := array <= HIDDEN).any():
             return _Parts(value, True)
@@ -128,20 +127,20 @@ class _Masks:
         return _Parts(ordinary, Value(value.shape, np.dtype(bool), ~hidden))
 
     def spread(self, value: Value, shape: tuple[int, ...], like: Equation) -> Value:
-        """A part in the shape of its tensor: parts that are combined keep an axis of one element as long as they can.
+        """A part broadcast to the shape of its tensor, as late as possible: combined parts keep axes of one element.
 
-        A constant that is repeated for every example has no place in a graph for any batch.
+        A constant that is repeated for every example is not allowed in a graph for any batch size.
         """
         return value if value.shape == shape else self.new(lambda x: jnp.broadcast_to(x, shape), [value], like)
 
     def new(self, function: Callable[..., Any], inputs: Sequence[Value], like: Equation) -> Value:
-        """The result of a function, computed after the equation `like`."""
+        """The result of a function, computed directly after the equation `like`."""
         equations, (result,) = inlined(function, inputs, None, like)
         self.made.setdefault(like, []).extend(equations)
         return result
 
     def both(self, function: Callable[..., Any], a: Value | bool, b: Value | bool, like: Equation) -> Value | bool:
-        """Two masks combined; those that are the same everywhere need no equation."""
+        """Two masks combined; masks that are the same everywhere need no equation."""
         if isinstance(a, Value) and isinstance(b, Value):
             return self.new(function, [a, b], like)
         known, other = (a, b) if isinstance(a, bool) else (b, a)
@@ -170,7 +169,7 @@ class _Masks:
         return _Parts(self.new(jnp.add, kept, eqn) if len(kept) == 2 and mask is not True else (*kept, None)[0], mask)
 
     def subtracted(self, eqn: Equation) -> _Parts:
-        """x - (1 - m) * 1e9, and x - y where x hides."""
+        """x - (1 - m) * 1e9, and x - y where x is hidden."""
         x, y = eqn.inputs
         a = self.of(x)
         found = self.hiding(eqn, y, -1)
@@ -194,7 +193,7 @@ class _Masks:
         if a.mask is True and b.mask is True:
             return _Parts(eqn.outputs[0], True)
         if a.mask is False or b.mask is False:
-            # one operand is hidden everywhere: the result is the other one
+            # one operand is hidden everywhere, so the result is the other one
             return b if a.mask is False else a
         ordinary = [self.whole(part, value, eqn) for part, value in zip((a, b), eqn.inputs, strict=True)]
         masks = [self.mask(part, value, eqn) for part, value in zip((a, b), eqn.inputs, strict=True)]
@@ -236,7 +235,7 @@ class _Masks:
         return _Parts(eqn.outputs[0], True) if found is None else _Parts(None, found)
 
     def hiding(self, eqn: Equation, value: Value, sign: int) -> Value | None:
-        """The mask that an added tensor of zeros and great numbers is, in that tensor's shape."""
+        """The mask that an added tensor of zeros and large numbers represents, in that tensor's shape."""
         found = added_mask(self.flow, value, len(value.shape), sign)
         if found is None:
             return None
@@ -260,16 +259,16 @@ class _Masks:
         ordinary, mask = None, False
         if any(part.ordinary is not None for part in parts):
             operands = [self.spread(self.whole(p, v, eqn), v.shape, eqn) for p, v in zip(parts, data, strict=True)]
-            ordinary = self._again(eqn, (*operands, *rest), eqn.outputs[0].dtype)
+            ordinary = self._repeat_move(eqn, (*operands, *rest), eqn.outputs[0].dtype)
         if any(part.mask is not False for part in parts):
             masks = [self.spread(self.mask(p, v, eqn), v.shape, eqn) for p, v in zip(parts, data, strict=True)]
             # a cast between floats keeps the mask
             cast = eqn.primitive == "convert_element_type" or eqn.primitive in IDENTITIES
-            mask = masks[0] if cast else self._again(eqn, (*masks, *rest), np.dtype(bool))
+            mask = masks[0] if cast else self._repeat_move(eqn, (*masks, *rest), np.dtype(bool))
         return _Parts(ordinary, mask)
 
-    def _again(self, eqn: Equation, inputs: tuple[Value, ...], dtype: Any) -> Value:
-        """The result of the same move of other tensors."""
+    def _repeat_move(self, eqn: Equation, inputs: tuple[Value, ...], dtype: Any) -> Value:
+        """The same move applied to other tensors."""
         result = Value(eqn.out_shapes[0], dtype, fixed=all(v.fixed or v.constant is not None for v in inputs))
         self.made.setdefault(eqn, []).append(dataclasses.replace(eqn, inputs=inputs, outputs=(result,), function=None))
         return result

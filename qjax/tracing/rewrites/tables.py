@@ -1,4 +1,6 @@
-"""Elementwise functions: each chain of equations on one value becomes one equation "table".
+"""Combines elementwise functions: each chain of equations on one value becomes one equation "table".
+
+    a = neg(x); b = exp(a); c = add(b, 1); y = div(x, c)    ->    y = table[x / (1 + exp(-x))](x)
 
 Every value has a root, of which it is an elementwise function. The root is found by going back through elementwise
 equations whose other operands are single numbers (literals, or parameters of one element). Affine steps and clamps are
@@ -20,19 +22,19 @@ from qjax.tracing.expressions import IDENTITIES, Builder, NotElementwise, consta
 from qjax.tracing.program import Equation, Program, Value, has_own_backward
 
 _OTHERS = frozenset({"softmax", "log_softmax", "logsumexp", "standardize"})
-"""Functions over an axis: no part of one is a function by itself."""
+"""Functions over an axis, whose steps are not tables on their own."""
 
 _STEPS = frozenset({"add", "sub", "mul", "div", "add_any"})
 _CLAMPS = frozenset({"max", "min", "clamp", "relu", "relu6"})
 
 
 def find_tables(program: Program) -> Program:
-    """The program with each elementwise function that needs a table as one equation: operands x and parameters."""
+    """Replace each elementwise function that needs a table by one equation with the operands x and parameters."""
     return _Tables(program).rewritten()
 
 
 class _Tables:
-    """roots: of values that are elementwise functions of another. linear: whether affine steps and clamps say them."""
+    """roots: of values that are elementwise functions of another. linear: whether affine steps and clamps suffice."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -69,7 +71,7 @@ class _Tables:
         numbers = [self._scalar(v) is not None for v in eqn.inputs]
         if eqn.primitive in _STEPS:
             if not any(numbers):
-                # a sum of two affine parts of x: the addition of tensors computes it
+                # a sum of two affine functions of x is computed by the addition of tensors
                 return eqn.primitive in ("add", "sub", "add_any")
             return eqn.primitive != "div" or not numbers[0]
         if eqn.primitive in _CLAMPS:
@@ -83,7 +85,7 @@ class _Tables:
         return value.fixed or value.constant is not None
 
     def _scalar(self, value: Value) -> "Operand | Value | None":
-        """The single number that a fixed value holds: a literal, or the value of one element that carries it."""
+        """The single number that a fixed value holds: a literal, or the one-element value that contains it."""
         kinds = (np.floating, np.bool_) if value.constant is None else (np.floating, np.integer, np.bool_)
         if not self._fixed(value) or not any(jax.dtypes.issubdtype(value.dtype, kind) for kind in kinds):
             return None
@@ -125,11 +127,11 @@ class _Tables:
         return dataclasses.replace(self.program, equations=tuple(self._alive(equations)))
 
     def _stays(self, eqn: Equation) -> bool:
-        """Whether an equation that is needed is left to other operations: linear ones and comparisons."""
+        """Whether a needed equation is handled by other operations: linear ones and comparisons."""
         return self.linear[eqn.outputs[0]] or not eqn.outputs[0].is_float
 
     def _needed(self) -> set[Value]:
-        """What is read by more than the inside of a table."""
+        """The values that are read by more than the inside of a table."""
         needed = set(self.program.outputs)
         for eqn in reversed(self.program.equations):
             if eqn not in self.members or (eqn.outputs[0] in needed and self._stays(eqn)):
@@ -154,13 +156,13 @@ class _Tables:
         params = {
             "expression": expression.to_json(),
             "float32": _is_float32(root, group),
-            # a backward that the model states stays as it is
+            # a backward that the model defines is not changed
             "steep": is_steep(expression) and not any(has_own_backward(eqn.source) for eqn in group),
         }
         return composite("table", group, (root, *parameters), (output,), params)
 
     def _between(self, output: Value, root: Value) -> list[Equation]:
-        """The equations from a root to a value; with those that only repeat or convert numbers for them."""
+        """The equations from a root to a value, including those that only repeat or convert numbers for them."""
         found, waiting = set[Equation](), [output]
         while waiting:
             value = waiting.pop()
@@ -176,7 +178,7 @@ class _Tables:
     def _later(self, root: Value, group: Sequence[Equation], needed: set[Value]) -> Value:
         """A later root: after clamps and steps with parameters, and at a linear value that is needed anyway.
 
-        After a clamp the same codes have a smaller range, and a bias belongs to its accumulator. Only values on which
+        After a clamp the same codes cover a smaller range, and a bias belongs to its accumulator. Only a value on which
         the rest of the group depends can be the root.
         """
         best, value = root, root
@@ -191,7 +193,7 @@ class _Tables:
                 best = value
 
     def _alive(self, equations: Sequence[Equation]) -> list[Equation]:
-        """Without what only the inside of tables has read."""
+        """The equations without those that only the inside of tables has read."""
         read = set(self.program.outputs)
         kept: list[Equation] = []
         for eqn in reversed(equations):

@@ -1,14 +1,14 @@
-"""Writes triangular systems of equations as products of matrices, which have integer forms.
+"""Solves triangular systems of equations by products of matrices, which have integer forms.
 
-Linear attention by the delta rule (Gated DeltaNet, Qwen 3 Next, Kimi Linear) solves one for each chunk of a text. The
-inverse of a triangular matrix grows by blocks along the diagonal:
+Linear attention by the delta rule (Gated DeltaNet, Qwen 3 Next, Kimi Linear) solves one system for each chunk of a
+text. The inverse of a triangular matrix is built up from blocks along the diagonal:
 
     [a 0]^-1   [a^-1           0   ]
     [c b]    = [-b^-1 c a^-1   b^-1]
 
-With blocks of 1, 2, 4... rows it takes two products for every power of two below the number of rows. What lies between
-is of the size of the matrix and of its inverse, as codes need it. (A series of powers is as short, but they vanish.)
-A matrix of parameters is inverted once, when the graph is made.
+With blocks of 1, 2, 4... rows it takes two products for every power of two below the number of rows. The intermediate
+results are as large as the matrix and its inverse, so they suit codes. (A series of powers is as short, but the powers
+vanish.) A matrix of parameters is inverted once, when the graph is made.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
 LARGEST = 128
-"""Rows of a matrix that depends on data; every doubling rounds twice more."""
+"""Rows of a matrix that depends on data, at most; every doubling rounds twice more."""
 
 
 def write_solves(program: Program) -> Program:
-    """The program without triangular systems that depend on data."""
+    """Solve triangular systems that depend on data by products."""
     if not any(eqn.primitive == "triangular_solve" for eqn in program.equations):
         return program
     number, flow = numbers(program), Flow(program)
@@ -40,7 +40,7 @@ def write_solves(program: Program) -> Program:
         if eqn.primitive != "triangular_solve" or all(eqn.fixed):
             equations.append(eqn)
         elif eqn.fixed[0]:
-            equations += _inverted(eqn, flow.behind(eqn.inputs[0]))
+            equations += _multiply_by_inverse(eqn, flow.behind(eqn.inputs[0]))
         elif eqn.in_shapes[0][-1] > LARGEST or not eqn.inputs[0].is_float:
             equations.append(eqn)
         else:
@@ -48,8 +48,8 @@ def write_solves(program: Program) -> Program:
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _inverted(eqn: Equation, found: Found) -> list[Equation]:
-    """The product with the inverse of a matrix of parameters; found: where the matrix comes from."""
+def _multiply_by_inverse(eqn: Equation, found: Found) -> list[Equation]:
+    """The product with the inverse of a parameter matrix; found: where the matrix comes from."""
     a, b = eqn.inputs
     left = bool(eqn.params["left_side"])
     # the same matrix for every example of the batch is one constant
@@ -65,7 +65,7 @@ def _inverted(eqn: Equation, found: Found) -> list[Equation]:
 
 
 def _solution(eqn: Equation, known: np.ndarray | None) -> Callable[..., Any]:
-    """The function of a and b that is the solution; known: b, if it is made of literals."""
+    """The function of a and b that returns the solution; known: b, if it is made of literals."""
     left, params = bool(eqn.params["left_side"]), eqn.params
     size = eqn.in_shapes[0][-1]
     # x a = b is solved as a' x' = b'
@@ -99,7 +99,7 @@ def _masked(a: jax.Array, mask: np.ndarray) -> jax.Array:
 
 
 def _between_blocks(size: int, rows: int, lower: bool) -> np.ndarray:
-    """Where both blocks of a pair of so many rows meet, in the one triangle."""
+    """Where the two blocks of each pair of `rows` rows meet, in the given triangle."""
     block = np.arange(size) // rows
     row, column = block[:, None], block[None, :]
     return (row // 2 == column // 2) & (row > column if lower else row < column)

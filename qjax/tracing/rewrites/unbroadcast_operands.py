@@ -1,8 +1,10 @@
 """Replaces operands that are broadcast explicitly by the tensors before the broadcast.
 
+    select(broadcast(m, (batch, heads, n, n)), x, y)    ->    select(m, x, y)
+
 `jnp.where` broadcasts its mask and its cases to the full shape; models broadcast a class token or a positional
 embedding to every example. But a graph takes any batch size, so its constants must not have the batch's size, and a
-mask of one head is enough for all heads. The operations broadcast on their own.
+mask for one head is enough for all heads. The operations broadcast on their own.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ _BROADCAST = frozenset("add sub mul div max min eq ne lt le gt ge and or xor".sp
 
 
 def read_unrepeated(program: Program) -> Program:
-    """The program with the operands of choices, concatenations and sums in the sizes that they have of themselves."""
+    """Give the operands of choices, concatenations and sums the sizes that they had before a broadcast."""
     flow = Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
@@ -68,7 +70,7 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
 
 
 def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
-    """A product whose constant operand is the same for every entry of a batch axis: the constant loses that axis.
+    """A product whose constant operand is the same along a batch axis: the constant loses that axis.
 
     The axis becomes a free axis of the other operand, and a transposition restores its position.
     """
@@ -125,7 +127,7 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
 
 
 def _reshaped(value: Value, shape: tuple[int, ...], flow: Flow, out: list[Equation], like: Equation) -> Value:
-    """What the value repeats, in the value's rank and in `shape`; new equations go to `out`."""
+    """The source that the value repeats, in the value's rank and in `shape`; new equations are added to `out`."""
     source, ones = _behind(value, flow)[0], _ones(value, flow)
     if source.constant is not None and _whole(source) != source.shape:
         source = Value(_whole(source), source.dtype, np.asarray(source.constant)[:1])
@@ -139,14 +141,14 @@ def _reshaped(value: Value, shape: tuple[int, ...], flow: Flow, out: list[Equati
 
 
 def _ones(value: Value, flow: Flow) -> tuple[int, ...]:
-    """The value's shape with size 1 where it repeats what it is made from."""
+    """The value's shape with size 1 where it repeats its source."""
     source, axes = _behind(value, flow)
     whole = _whole(source)
     return tuple(1 if axis is None else whole[axis] for axis in axes)
 
 
 def _whole(source: Value) -> tuple[int, ...]:
-    """The shape of a source; size 1 for the examples where it is a literal that holds the same numbers for each."""
+    """The shape of a source, with size 1 for the examples if it is a literal with the same numbers for each."""
     array = source.constant
     if array is None or isinstance(array, Tracer) or len(source.shape) < 2 or source.shape[0] < 2:
         return source.shape
@@ -155,7 +157,7 @@ def _whole(source: Value) -> tuple[int, ...]:
 
 
 def _own_shape(value: Value, flow: Flow, fixed: int | None) -> tuple[int, ...]:
-    """`_ones`, but the fixed axis keeps its size."""
+    """`_ones`, but the axis `fixed` has its full size."""
     own = _ones(value, flow)
     return tuple(size if axis == fixed else n for axis, (size, n) in enumerate(zip(value.shape, own, strict=True)))
 
@@ -171,7 +173,7 @@ def _behind(value: Value, flow: Flow) -> tuple[Value, tuple[int | None, ...]]:
 
 
 def _covering(eqn: Equation, shapes: Sequence[tuple[int, ...]], fixed: int | None) -> list[tuple[int, ...]]:
-    """The shapes, with the first operand whole where nothing else would give the result its size."""
+    """The shapes, with the first operand in full size if no other operand would determine the size of the result."""
     out = eqn.out_shapes[0]
     ranks = {len(shape) for shape in shapes if shape}
     if ranks != {len(out)}:

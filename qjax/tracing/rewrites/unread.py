@@ -1,7 +1,10 @@
 """Removes the unread results of a scan: stacked outputs, and carries that only such outputs need.
 
+    logits, words = scan(...); return logits    ->    a scan that computes no words and draws no random numbers
+
 A decoder that samples words returns them together with its logits. A model that uses only the logits must not fail
-because of the random numbers. Unread equations outside scans can stay, because the conversion starts from the outputs.
+because of the random numbers. Unread equations outside of scans can stay, because the conversion starts from the
+outputs.
 """
 
 import dataclasses
@@ -10,19 +13,19 @@ from qjax.tracing.program import Equation, Program, Value
 
 
 def drop_unread(program: Program) -> Program:
-    """The program whose scans hold what is read of them; a carry that nobody reads stays as it is."""
+    """Remove from scans what nothing reads; a carry that nobody reads returns as it came."""
     if not any(eqn.is_scan for eqn in program.walk()):
         return program
     return _dropped(program, set(program.outputs))
 
 
 def needed(program: Program) -> list[Equation]:
-    """The equations that an output depends on, in order, with those of bodies in the place of a scan or remat."""
-    return _behind(program, set(program.outputs))[0]
+    """The equations on which an output depends, in order, with those of bodies instead of a scan or remat."""
+    return _find_needed(program, set(program.outputs))[0]
 
 
 def _dropped(program: Program, outputs: set[Value]) -> Program:
-    wanted = _behind(program, outputs, bodies=False)[1]
+    wanted = _find_needed(program, outputs, bodies=False)[1]
     equations: list[Equation] = []
     gone: set[Value] = set()
     for eqn in program.equations:
@@ -44,7 +47,7 @@ def _inside(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
 
 
 def _without(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
-    """A scan without the stacked outputs, and with the carries as they start, that are not `inner`."""
+    """A scan without unread stacked outputs; unread carries stay as they are; inner: the outputs that are read."""
     first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
     if all(value in inner for value in body.outputs):
         return _inside(eqn, body, inner)
@@ -52,19 +55,19 @@ def _without(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
     carries = [value if value in inner else start for value, start in zip(body.outputs, starts, strict=False)]
     pairs = zip(body.outputs[carried:], eqn.outputs[carried:], strict=True)
     stacked = [(value, outer) for value, outer in pairs if value in inner]
-    equations, _ = _behind(body, inner, bodies=False)
+    equations, _ = _find_needed(body, inner, bodies=False)
     body = dataclasses.replace(body, equations=tuple(equations), outputs=(*carries, *(value for value, _ in stacked)))
     outputs = (*eqn.outputs[:carried], *(outer for _, outer in stacked))
     return dataclasses.replace(eqn, outputs=outputs, body=_dropped(body, inner))
 
 
 def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[Value], list[Equation], set[Value]]:
-    """Of a scan or remat: the outputs of its body that are read, the equations that compute them, and their inputs."""
+    """Of a scan or remat: the body's outputs that are read, the equations that compute them, and their inputs."""
     first = eqn.params.get("num_consts", 0)
     carries = body.inputs[first : first + eqn.params.get("num_carry", 0)]
     inner = {value for value, outer in zip(body.outputs, eqn.outputs, strict=True) if outer in wanted}
     while True:
-        equations, read = _behind(body, inner)
+        equations, read = _find_needed(body, inner)
         # an iteration reads parts of its carry, so the iteration before must compute them
         more = inner | {after for after, start in zip(body.outputs, carries, strict=False) if start in read}
         if more == inner:
@@ -72,8 +75,8 @@ def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[
         inner = more
 
 
-def _behind(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
-    """The equations that compute some values, and all values that these read. bodies: open scans into equations."""
+def _find_needed(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
+    """The equations that compute some values, and all values that they read. bodies: open scans into equations."""
     wanted, found = set(wanted), list[Equation]()
     for eqn in reversed(program.equations):
         if not wanted.intersection(eqn.outputs):

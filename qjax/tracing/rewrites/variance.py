@@ -1,4 +1,4 @@
-"""Finds the statistic under the root of a normalisation: a variance, a mean of squares or a sum of squares."""
+"""Recognises the statistic under the root of a normalisation: a variance, a mean of squares or a sum of squares."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from qjax.tracing.rewrites.dataflow import Flow, Found, spans
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """scale * sum(part^2) over axes; part: a tensor, or the centered form of it."""
+    """scale * sum(part^2) over axes; part: a tensor, or the tensor minus its mean."""
 
     part: Value
     axes: tuple[int, ...]
@@ -19,7 +19,7 @@ class Statistic:
 
 
 def statistic_of(flow: Flow, found: Found, shape: Sequence[int]) -> Statistic | None:
-    """A mean or a sum of squares, or a variance by the mean of squares."""
+    """A mean or a sum of squares, or a variance computed from the mean of squares."""
     eqn = found.equation
     if eqn is not None and eqn.primitive == "select_n" and len(eqn.inputs) == 3:
         # jnp.var guards against a division by zero
@@ -54,7 +54,7 @@ def _squares(flow: Flow, found: Found, shape: Sequence[int]) -> Statistic | None
 
 
 def scaled_sum(flow: Flow, found: Found, shape: Sequence[int]) -> tuple[Equation, float] | None:
-    """A sum over axes of a tensor of `shape`, and the number that it is multiplied with."""
+    """A sum over axes of a tensor of `shape`, and its factor."""
     scale = 1.0
     while (eqn := found.equation) is not None and eqn.primitive in ("div", "mul"):
         first, second = eqn.inputs
@@ -85,7 +85,7 @@ def is_mean(flow: Flow, found: Found, x: Value, shape: Sequence[int], axes: Sequ
 
 
 def _squared(flow: Flow, eqn: Equation) -> Value | None:
-    """x of x^2."""
+    """The x of x^2."""
     if eqn.primitive == "square" or (eqn.primitive == "integer_pow" and eqn.params["y"] == 2):
         return eqn.inputs[0]
     if eqn.primitive == "mul" and flow.same(*eqn.inputs):
@@ -94,7 +94,7 @@ def _squared(flow: Flow, eqn: Equation) -> Value | None:
 
 
 def divisor_of(statistic: Statistic, shape: Sequence[int]) -> int | None:
-    """The divisor of the sum of squares, an integer; 0 means the number of elements."""
+    """The integer by which the sum of squares is divided; 0 means the number of elements."""
     divisor = 1 / statistic.scale
     if not 0 < divisor < 2**31 or abs(divisor - round(divisor)) > 1e-3 * divisor:
         return None

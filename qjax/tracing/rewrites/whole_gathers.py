@@ -1,6 +1,8 @@
-"""Gathers that take every row of an axis once and in order: they move axes and choose nothing.
+"""Rewrites gathers that take every row of an axis once and in order: they only move axes.
 
-`x[jnp.arange(n)]`, and `jax.lax.map(lambda i: f(x[i]), jnp.arange(n))` of which all iterations run at once.
+    x[jnp.arange(n)]    ->    x
+
+Such gathers also come from `jax.lax.map(lambda i: f(x[i]), jnp.arange(n))` when all iterations run at once.
 """
 
 import dataclasses
@@ -17,23 +19,23 @@ from qjax.tracing.rewrites.moves import read
 
 
 def read_whole(program: Program) -> Program:
-    """The program with such gathers as moves of axes."""
+    """Rewrite such gathers as moves of axes."""
     if not any(eqn.primitive == "gather" for eqn in program.equations):
         return program
     number = numbers(program)
     equations: list[Equation] = []
     for eqn in program.equations:
         axis = _axis(eqn, number) if eqn.primitive == "gather" else None
-        equations += [eqn] if axis is None else inlined(_moved(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
+        equations += [eqn] if axis is None else inlined(_move_axes(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
     return dataclasses.replace(program, equations=tuple(read(equations, program.outputs)))
 
 
 def _axis(eqn: Equation, number: Callable[[Value], np.ndarray | None]) -> int | None:
-    """The axis whose rows a gather takes, all of them in order; along the other axes it takes everything."""
+    """The axis whose rows a gather takes completely and in order; along the other axes it takes everything."""
     n, shape, sizes = eqn.params["dimension_numbers"], eqn.in_shapes[0], eqn.params["slice_sizes"]
     mapped = [int(axis) for axis in n.start_index_map]
     parts = [axis for axis in range(len(shape)) if axis in n.collapsed_slice_dims or sizes[axis] != shape[axis]]
-    # a batch of one: its only row is the whole of it
+    # in a batch of one, the only row is all of it
     parts = parts or [axis for axis in mapped if shape[axis] == 1][:1]
     if getattr(n, "operand_batching_dims", ()) or len(parts) != 1 or sizes[parts[0]] != 1 or parts[0] not in mapped:
         return None
@@ -46,7 +48,7 @@ def _axis(eqn: Equation, number: Callable[[Value], np.ndarray | None]) -> int | 
     return axis if all(same) else None
 
 
-def _moved(eqn: Equation, axis: int) -> Callable[[Any], Any]:
+def _move_axes(eqn: Equation, axis: int) -> Callable[[Any], Any]:
     n, shape = eqn.params["dimension_numbers"], eqn.out_shapes[0]
     offset = tuple(n.offset_dims)
     # the axes of the indices, then those of the slices

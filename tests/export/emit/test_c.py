@@ -256,7 +256,7 @@ def test_a_mask_of_the_program_that_hides_nothing(tmp_path):
     [
         ({"name": "a-b"}, "expected a name of ASCII letters, digits and underscores, got 'a-b'"),
         ({"name": "1x"}, "expected a name"),
-        ({"batch": 0}, "expected a batch of at least 1, a whole number, got 0"),
+        ({"batch": 0}, "expected a batch of at least 1, a whole number such as batch=1, got 0"),
         ({"vectors": -1}, "expected at least 0 vectors, got -1"),
         ({"simd": "avx2"}, "expected simd=True .* 'cortex_m' .* or False. Got 'avx2'"),
     ],

@@ -257,7 +257,7 @@ def test_clear_errors(tmp_path):
     own = graph_of(case, targets.get("onnxruntime"))
     assert to_model(other).metadata_props[0].value.startswith('{"style":"integer"')
     for style in STYLES:
-        cure = r"obeys 'tflite_micro'. graph.retarget\('onnxruntime'\) .* style='integer'"
+        cure = r"has that of 'tflite_micro'. graph.retarget\('onnxruntime'\) .* style='integer'"
         with pytest.raises(ValueError, match=cure):
             emit(other, tmp_path / "model.onnx", style=style)
         with pytest.raises(ValueError, match="batch of at least 1"):

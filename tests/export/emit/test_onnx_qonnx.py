@@ -84,20 +84,25 @@ def test_unsigned_codes():
 
 
 def test_what_has_no_exact_form(tmp_path):
-    with pytest.raises(ValueError, match=r"the arithmetic of the target 'fpga'; the graph obeys 'onnxruntime'\. Train"):
+    with pytest.raises(
+        ValueError, match=r"the arithmetic of the target 'fpga', but the graph has that of 'onnxruntime'\. Train"
+    ):
         to_model(single.graph_of(cases.elementwise("add", "int8")[0], targets.get("onnxruntime")), style="qonnx")
     graph = graph_of("rows", "w8a8")
-    with pytest.raises(ValueError, match=r"has real numbers at its ends. Got codes=True"):
+    with pytest.raises(ValueError, match=r"has float inputs and outputs. Got codes=True"):
         graph.emit("onnx", tmp_path / "model.onnx", style="qonnx", codes=True)
     with pytest.raises(ValueError, match="expected a batch of at least 1"):
         to_model(graph.ir, style="qonnx", batch=0)
-    with pytest.raises(ValueError, match=r"'qonnx' has one form for every CPU\. Got vnni=True; leave it out"):
+    with pytest.raises(ValueError, match=r"'qonnx' is the same file for every CPU\. Got vnni=True; leave it out"):
         to_model(graph.ir, style="qonnx", vnni=True)
     plain = qjax.Recipe(target="fpga", method="tqt", weight_method="tqt", activations=qjax.QSpec(symmetric=False))
     qmodel = qjax.quantize(NETWORKS["rows"][0](_rngs()), plain, inputs("rows", 16, 0))
     qmodel.eval()
     odd = qjax.convert(qmodel, inputs("rows", 2, 0))
-    with pytest.raises(ValueError, match=r"expected codes of whole bits with the zero point 0.*use activations=QSpec"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected the full range of some number of bits, with the zero point 0.*use activations=QSpec",
+    ):
         to_model(odd.ir, style="qonnx")
     case = cases.elementwise("add", "int8")[3]
     centred = dataclasses.replace(case, grids=tuple(dataclasses.replace(grid, zero_point=0) for grid in case.grids))
@@ -111,7 +116,7 @@ def test_sums_that_float32_does_not_hold():
     (first, *_) = graph.nodes
     name = first.constants["bias"]
     bias = dataclasses.replace(graph.tensors[name], value=np.full(64, 2**24, np.int32))
-    with pytest.raises(ValueError, match=r"takes products whose sums stay within 2\^24 steps.*use fewer bits"):
+    with pytest.raises(ValueError, match=r"needs products whose sums stay within 2\^24 steps.*use fewer bits"):
         to_model(graph.replace(tensors={**graph.tensors, name: bias}), style="qonnx")
 
 

@@ -91,7 +91,7 @@ def test_a_file_is_written_and_checked(tmp_path):
     graph = qjax.convert(qmodel, IMAGES)
     graph.emit("pte", tmp_path / "model.pte", batch=2)
     assert (tmp_path / "model.pte").read_bytes()[4:8] == b"ET12"
-    with pytest.raises(ValueError, match=r"a \.pte carries scales but no rounding.*'tflite_micro'"):
+    with pytest.raises(ValueError, match=r"a \.pte contains scales but no rounding.*'tflite_micro'"):
         graph.retarget("tflite_micro").emit("pte", tmp_path / "other.pte")
 
 

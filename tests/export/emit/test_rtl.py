@@ -207,7 +207,11 @@ def test_integers_become_truth_values():
         (lambda x: jax.lax.reduce_and(x, (0,)), ["int32"], "'reduce_and' of integers"),
         (lambda x: x | np.int32(6), ["int32"], "'or' has a form in a circuit for truth values only"),
         (lambda x: jax.lax.shift_left(x, np.int32(-1)), ["int32"], "'shift_left' by -1 places"),
-        (lambda x: x.astype(np.float32).astype(np.int32), ["int32"], "gives float32; a circuit holds integers"),
+        (
+            lambda x: x.astype(np.float32).astype(np.int32),
+            ["int32"],
+            "returns float32, but a circuit only has integers",
+        ),
         (lambda x: jax.lax.select_n(x, x, x, x), ["int32"], "'select_n' with 3 cases"),
         (lambda x: jnp.sort(x), ["int32"], "the primitive 'sort' has no form"),
     ],
@@ -329,13 +333,13 @@ def test_a_layer_that_is_too_large_is_refused_at_once():
 def test_float_islands_are_refused():
     x = np.ones((4, 6), np.float32)
     qmodel = qjax.quantize(Dense(nnx.Rngs(0)), qjax.Recipe(overrides={"second": qjax.FLOAT}), x)
-    with pytest.raises(Unsupported, match="a circuit holds integers"):
+    with pytest.raises(Unsupported, match="a circuit only has integers"):
         rtl.build(qjax.convert(qmodel, x).ir)
 
 
 def test_a_circuit_that_differs_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(words, "relu", lambda x: x)
-    with pytest.raises(RuntimeError, match="codes otherwise than the graph"):
+    with pytest.raises(RuntimeError, match="codes of the circuit differ from the graph"):
         for_fpga(Dense).emit("rtl", tmp_path / "project")
     assert not (tmp_path / "project").exists()
 

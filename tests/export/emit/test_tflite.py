@@ -266,7 +266,7 @@ def test_what_the_file_says(tmp_path):
 
 
 def test_other_targets_say_why():
-    with pytest.raises(ValueError, match=r"carries scales but no rounding.*'nearest_even'.*retarget.*emit\('onnx'\)"):
+    with pytest.raises(ValueError, match=r"contains scales but no rounding.*'nearest_even'.*retarget.*emit\('onnx'\)"):
         to_bytes(retarget(model("small"), "nearest_even"))
 
 

@@ -19,7 +19,7 @@ from tests.export.emit.nodes import of_operations
 from tests.export.emit.tflite_runtimes import MODES, TARGETS, litert, micro
 from tests.export.graphs import differences
 
-STEP = "an affine step behind it"
+STEP = "that an affine step follows"
 EXACT = "with a mask|of other codes, axes or grids than the runtime"
 NO_FORM = {
     "embed_bytes": "integers of uint8",
@@ -35,8 +35,8 @@ NO_FORM = {
     "prod": "the operation prod",
     "sort": "the operation sort",
     "pair_table": "the operation pair_table",
-    **dict.fromkeys(("resize_bilinear_grid", "resize_bilinear_wide"), "a bilinear resize onto another grid"),
-    **dict.fromkeys(("embed_rows", "embed_rows_columns", "embed_rows_groups"), "whose rows have scales of their own"),
+    **dict.fromkeys(("resize_bilinear_grid", "resize_bilinear_wide"), "a bilinear resize to another grid"),
+    **dict.fromkeys(("embed_rows", "embed_rows_columns", "embed_rows_groups"), "whose rows have different scales"),
     **dict.fromkeys(("softmax", "softmax_wide", "softmax_uniform", "softmax_zero"), EXACT),
     **dict.fromkeys(("log_softmax", "log_softmax_wide", "log_softmax_masked"), "a log_softmax"),
     **dict.fromkeys(("logsumexp", "logsumexp_kept", "logsumexp_masked"), "a logsumexp"),

@@ -153,7 +153,7 @@ HOSTILE = {
     "negative dimension": (lambda m: initializer(m, "w_codes").dims.__setitem__(0, -1), "expected at most 32 sizes"),
     "text": (
         lambda m: setattr(initializer(m, "w_codes"), "data_type", TensorProto.STRING),
-        r"is of tensor\(string\), and ONNX takes",
+        r"is of tensor\(string\), but ONNX takes",
     ),
     "scale nan": (scale(np.nan), "finite and positive"),
     "scale zero": (scale(0), "finite and positive"),
@@ -167,7 +167,7 @@ HOSTILE = {
         "'nowhere', which is no input, no initializer",
     ),
     "name twice": (lambda m: node(m, "d").output.__setitem__(0, "c"), "computes 'c', which exists already"),
-    "initializer twice": (lambda m: m.graph.initializer.append(initializer(m, "b")), "a name of its own"),
+    "initializer twice": (lambda m: m.graph.initializer.append(initializer(m, "b")), "expected a unique name"),
     "input twice": (lambda m: m.graph.input.append(m.graph.input[0]), "listed twice"),
     "no output": (lambda m: m.graph.ClearField("output"), "no outputs"),
     "no graph": (lambda m: m.ClearField("graph"), "without a graph"),

@@ -105,7 +105,9 @@ def test_without_the_runtime_its_bits_are_not_known(monkeypatch):
     data, _ = functions(*GRIDS[0])
     found = importlib.util.find_spec
     monkeypatch.setattr(runtime_tables.importlib.util, "find_spec", lambda n: None if n == "onnxruntime" else found(n))
-    with pytest.raises(ReadError, match=r"only it knows the last bits: pip install onnxruntime; or read\(..., floats"):
+    with pytest.raises(
+        ReadError, match=r"only running it shows the last bits: pip install onnxruntime; or read\(..., floats"
+    ):
         read(data)
 
 

@@ -76,8 +76,8 @@ CHANGES = {
     "an attribute of another kind": (with_attribute("Conv", group=1.0), "'group' to be of the kind INT"),
     "an attribute twice": (with_attribute("Conv", kernel_shape=[1, 1]), "every attribute once"),
     "a scale of integers": (with_constant("s", np.int32(1)), "ONNX wants one type for both"),
-    "a scale of doubles": (with_constant("s", np.float64(0.1)), r"'s' is of tensor\(double\), and ONNX takes"),
-    "a zero point of int64": (with_constant("z", np.int64(0)), r"'z' is of tensor\(int64\), and ONNX takes"),
+    "a scale of doubles": (with_constant("s", np.float64(0.1)), r"'s' is of tensor\(double\), but ONNX takes"),
+    "a zero point of int64": (with_constant("z", np.int64(0)), r"'z' is of tensor\(int64\), but ONNX takes"),
     "weights of int64": (with_constant("w", np.ones((3, 2, 1, 1), np.int64)), r"'w' is of tensor\(int64\)"),
     "a shape of int32": (with_constant("shape", np.array([0, 48], np.int32)), r"takes tensor\(int64\) here"),
     "an input too few": (lambda m: node(m, "Conv").input.pop(), "expected 2 to 3 inputs, got 1"),
@@ -86,7 +86,7 @@ CHANGES = {
     "an output too many": (lambda m: node(m, "Conv").output.append("c2"), "expected 1 to 1 outputs, got 2"),
     "a domain without an opset": (
         lambda m: setattr(node(m, "Reshape"), "domain", "my.own"),
-        "imports no opset of the domain 'my.own'",
+        "has operators of the domain 'my.own', but imports no opset",
     ),
     "an operator of a later opset": (
         lambda m: setattr(m.opset_import[0], "version", 9),
@@ -96,7 +96,7 @@ CHANGES = {
     "a format of the future": (lambda m: setattr(m, "ir_version", 999), "an IR version of at most"),
     "an output of another type": (
         lambda m: setattr(m.graph.output[0].type.tensor_type, "elem_type", TensorProto.INT8),
-        r"declared as tensor\(int8\), and its operator makes tensor\(float\)",
+        r"declared as tensor\(int8\), but its operator returns tensor\(float\)",
     ),
 }
 

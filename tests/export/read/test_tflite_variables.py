@@ -115,9 +115,9 @@ def test_a_part_has_the_state_as_input_only():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"first": [0, 0, 1, 0, 0, 0]}, "the first value of 'kept' has several codes"),
+        ({"first": [0, 0, 1, 0, 0, 0]}, "the initial value of 'kept' has several codes"),
         ({"grid": Grid(0.1, -19)}, "or has another scale, elsewhere"),
-        ({"once": False}, "no CALL_ONCE gives the variable 'kept' a first value"),
+        ({"once": False}, "no CALL_ONCE sets the initial value of the variable 'kept'"),
     ],
 )
 def test_variables_that_are_refused(given, why):

@@ -1,11 +1,11 @@
-"""C99: a model as two files that need a compiler and nothing else.
+"""C99: writes a model as two files that need only a compiler.
 
-`NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. Float islands are the
-exception: they are float32, and only those whose every step IEEE 754 rounds exactly have a form. So is `simd=True`: a
-rule that is one product in float32 is computed so. Constants are `static const` (flash). Intermediate tensors are in
-one arena, whose size is a macro of the header. The code equals the interpreter bit for bit under every target, because
-it is translated from the kernels of `qjax.ops`, traced by JAX, or from a shorter form that is proven to be the same.
-`NAME_test.c` checks this on the machine that it runs on.
+`NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. There are two
+exceptions. Float islands are float32, and only those whose every step IEEE 754 rounds exactly can be written. With
+`simd=True`, a rule that is one product in float32 is computed in float32. Constants are `static const` (flash).
+Intermediate tensors share one arena, whose size is a macro of the header. The code equals the interpreter bit for bit
+under every target, because it is translated from the kernels of `qjax.ops`, traced by JAX, or from a shorter form that
+is proven to be the same. `NAME_test.c` checks this on the machine on which it runs.
 """
 
 import os
@@ -36,21 +36,21 @@ def emit(
 
     Args:
       graph: a finished graph.
-      path: the folder; it is made where there is none. All files are written, or none.
+      path: the folder, which is created if necessary. Either all files are written, or none.
       name: of the files, the function `NAME_run` and the macros; a C identifier.
       batch: how many examples one call takes; it is fixed in the file.
-      vectors: how many golden runs `NAME_test.c` holds; the first two are of the least and the greatest codes.
+      vectors: how many golden runs `NAME_test.c` contains; the first two use the lowest and the highest codes.
       simd: whether dense layers and convolutions of 8-bit codes are written for the vectors of x86-64 (AVX2, AVX-VNNI,
         AVX-512 VNNI) and AArch64 (NEON, with and without dot products). The compiler's flags choose; without any of
         them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte. "cortex_m": for the vectors
         of a Cortex-M (Helium, DSP extension), chosen in the same way. Weights then take no more than without vectors.
-      threads: whether loops with much to do are marked for OpenMP. The codes are the same with any number of threads.
-        A compiler without `-fopenmp` ignores the marks; with it, `OMP_NUM_THREADS` says how many threads there are, or
+      threads: whether large loops are marked for OpenMP. The codes are the same with any number of threads. A compiler
+        without `-fopenmp` ignores the marks; with it, `OMP_NUM_THREADS` sets the number of threads, or
         `-DQJAX_THREAD_COUNT=4` fixes it. Not with "cortex_m".
 
     Raises:
       ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, another `simd`, `threads` for a
-        Cortex-M, or a node that holds what has no form in C; the message names it.
+        Cortex-M, or a node that contains something without a form in C; the message names it.
       GraphError: the graph is not finished.
       OSError: the folder cannot be written.
     """
@@ -73,7 +73,7 @@ def to_files(
     simd: bool | str = False,
     threads: bool = False,
 ) -> dict[str, str]:
-    """The texts that `emit` writes, by file name. Raises as `emit` does."""
+    """The texts that `emit` writes, by file name. Raises the same errors as `emit`."""
     return _emitted(graph, name, batch, vectors, simd, threads)[1]
 
 

@@ -1,9 +1,13 @@
-"""A static memory plan: every intermediate tensor has a fixed place in one arena, which is reused when it is dead.
+"""A static memory plan: every intermediate tensor has a fixed place in one arena, whose memory is reused.
+
+    a = f(x)    a: bytes 0 to 99
+    b = g(a)    b: bytes 100 to 149
+    c = h(b)    c: bytes 0 to 79, because a is not read any more
 
 Step t runs node t. A block is alive from the step that writes it to the last step that reads it. Scratch memory is
 alive for one step. Two blocks that are alive in the same step never overlap. Nor do blocks of different types wider
 than a character, because of C's aliasing rules. The lower bound of the size is the largest sum of live blocks over all
-steps. The plan tries several orders and keeps the best, which reaches the bound for the usual models.
+steps. The plan tries several orders and chooses the best, which reaches the bound for the usual models.
 """
 
 import dataclasses
@@ -11,15 +15,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 _EXHAUSTIVE = 5
-"""All orders are tried for as many blocks."""
+"""Up to this many blocks, all orders are tried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """size: bytes. first, last: the steps between which, both included, its content matters.
+    """size: bytes. first, last: the first and the last step at which its content matters.
 
-    width: of an element. C lets characters (width 1) share memory with anything; memory that was used as one wider
-    type is not used as another. real: whether they are floats, a type of its own.
+    width: of an element. C lets characters (width 1) share memory with anything; memory that was used as one wider type
+    must not be used as another. real: whether the elements are floats, which are a type of their own.
     """
 
     name: str
@@ -30,18 +34,18 @@ class Block:
     real: bool = False
 
     def meets(self, other: "Block") -> bool:
-        """Whether there is a step at which both are alive."""
+        """Whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
     def excludes(self, other: "Block") -> bool:
-        """Whether they may not have a byte in common, ever."""
+        """Whether the two blocks may never have a byte in common."""
         same = (self.width, self.real) == (other.width, other.real)
         return self.meets(other) or (not same and 1 not in (self.width, other.width))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """offsets: in bytes, by name. size: of the arena. bound: below which no plan exists. alignment: of offsets.
+    """offsets: in bytes, by name. size: of the arena. bound: a lower bound for any plan. alignment: of offsets.
 
     widths: of the elements of all blocks. reals: whether there are floats among them.
     """
@@ -55,7 +59,7 @@ class Plan:
 
 
 def plan(blocks: Sequence[Block], alignment: int | None = None) -> Plan:
-    """Places for blocks of different names. alignment: by default the width of the widest element."""
+    """Places for blocks with different names. alignment: by default the width of the widest element."""
     alignment = max((b.width for b in blocks), default=1) if alignment is None else alignment
     rounded = [dataclasses.replace(b, size=-(-b.size // alignment) * alignment) for b in blocks]
     bound = lower_bound(rounded)
@@ -83,11 +87,11 @@ def _tried(blocks: Sequence[Block], bound: int) -> Iterator[dict[str, int]]:
     for first in (0, 1):
         yield _from_both_ends(in_time, bound, first)
     for order in _orders(blocks):
-        yield _placed(order)
+        yield _place_blocks(order)
 
 
 def _from_both_ends(order: Sequence[Block], bound: int, first: int) -> dict[str, int]:
-    """In turns from the bottom and from the top of an arena of the least size: a chain of layers always fits."""
+    """Alternately from the bottom and the top of an arena of the least size, so that a chain of layers always fits."""
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for turn, block in enumerate(order):
@@ -115,8 +119,8 @@ def _orders(blocks: Sequence[Block]) -> "itertools.chain[Sequence[Block]]":
     return itertools.chain(known, every)
 
 
-def _placed(order: Sequence[Block]) -> dict[str, int]:
-    """Each block in the smallest gap between blocks that were placed before, or after them."""
+def _place_blocks(order: Sequence[Block]) -> dict[str, int]:
+    """Each block in the smallest gap between blocks that were placed before, or after all of them."""
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for block in order:

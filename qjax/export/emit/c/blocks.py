@@ -1,7 +1,7 @@
-"""C code under construction: parts shared by a file's functions, lines and names of a block, the body of a layer.
+"""C code under construction: what a file's functions share, the lines and names of a block, the body of a layer.
 
-`Body` is the common interface of the writers of expressions (`loops.py`), of single reads (`leaves.py`) and of inner
-loops (`inner.py`).
+`Body` is the common interface of the writers of expressions (`loops.py`), of single reads (`element_reads.py`) and of
+inner loops (`inner_loops.py`).
 """
 
 import abc
@@ -39,7 +39,7 @@ class Source:
     names: Names = dataclasses.field(default_factory=Names)
 
     def function(self, wanted: str, note: str, head: str, body: list[str]) -> str:
-        """The name of a function of integers; the same text is written once."""
+        """The name of a function of integers; equal texts are written once."""
         text = "\n".join([head, "{", *(f"    {line}" for line in body), "}"])
         if text not in self.functions:
             name = self.functions[text] = self.names.fresh(wanted)
@@ -47,7 +47,7 @@ class Source:
         return self.functions[text]
 
     def table(self, wanted: str, array: np.ndarray, *, weights: bool = False) -> str:
-        """The name of a constant array; the same data is stored once."""
+        """The name of a constant array; equal data is stored once."""
         key = (array.dtype.name, array.tobytes())
         if key not in self.tables:
             name = self.tables[key] = self.names.fresh(wanted)
@@ -58,7 +58,7 @@ class Source:
 
 
 class Block:
-    """A stretch of C within braces.
+    """A section of C within braces.
 
     variable, head: of the loop whose body it is, in a nest of loops over the elements of a result; see `within`.
     """
@@ -72,14 +72,14 @@ class Block:
         self.variable = self.head = ""
 
     def within(self, variable: str, extent: int) -> "Block":
-        """The body of a loop inside of this block. The blocks of a nest have their names in common."""
+        """The body of a loop inside of this block. The blocks of a nest share their names."""
         body = Block(self)
         body.names = self.names
         body.variable, body.head = variable, loop_head(variable, extent)
         return body
 
     def of(self, at: Indices) -> "Block | None":
-        """The outermost block of the nest in which an index has a value; None: it is that of an inner loop."""
+        """The outermost block of the nest in which an index has a value; None if it belongs to an inner loop."""
         used = {name for index in at for term in index.terms for name in re.findall(r"[A-Za-z_]\w*", term)}
         innermost = self
         while innermost.inner and innermost.parent is not None:
@@ -110,7 +110,7 @@ class Block:
         return self.names.fresh(wanted)
 
     def known(self, key: tuple[object, ...]) -> str | None:
-        """What was computed under this key where it can be seen from here."""
+        """What was computed under this key, if it is visible here."""
         if key in self.done:
             return self.done[key]
         return None if self.parent is None else self.parent.known(key)
@@ -121,7 +121,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """One reading of memory: which buffer, where, and whether inside of an inner loop or under a condition."""
+    """One read of memory: which buffer, where, and whether it is inside of an inner loop or under a condition."""
 
     buffer: str
     place: tuple[object, ...]
@@ -131,7 +131,7 @@ class Access:
 class Body(abc.ABC):
     """The body of one C function that computes one tensor from others.
 
-    prefix: of its tables. hint: what its function of integers is called; note: the comment on that.
+    prefix: of its tables. hint: the name of its function of integers; note: the comment on that function.
     """
 
     def __init__(self, source: Source, prefix: str, hint: str, note: str = "", reserved: Sequence[str] = ()) -> None:
@@ -145,11 +145,11 @@ class Body(abc.ABC):
         self.kept: list[Value] = []
 
     def reads_elsewhere(self, buffer: Buffer) -> None:
-        """Notes that memory is read, by text that this class did not write."""
+        """Records that memory is read by text that this class did not write."""
         self.accesses.append(Access(buffer.name, (), True))
 
     def local(self, size: int) -> None:
-        """Notes the bytes of a local array."""
+        """Records the bytes of a local array."""
         self.local_bytes = max(self.local_bytes, size)
 
     def atomic(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
@@ -159,21 +159,21 @@ class Body(abc.ABC):
 
     @abc.abstractmethod
     def stored(self, value: Value) -> Buffer:
-        """The value in scratch memory, written there once."""
+        """The value in scratch memory, where it is written once."""
 
     @abc.abstractmethod
     def expression(
         self, block: Block, value: Value, at: Indices, *, conditional: bool = False, root: bool = False
     ) -> tuple[str, Interval]:
-        """The element at an index as a C expression, its statements in the block; and its interval."""
+        """The element at an index as a C expression, with its interval; its statements are added to the block."""
 
     @abc.abstractmethod
     def leaf(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
-        """An element that is no arithmetic: read, counted, summed."""
+        """An element that is no arithmetic, but read, counted or summed."""
 
 
 def nested(heads: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Lines within loops. Without a loop, several lines get braces: blocks side by side declare the same names."""
+    """Lines within loops. Without a loop, several lines get braces: neighbouring blocks declare the same names."""
     if not heads and len(lines) > 1:
         heads = ["{"]
     found: list[str] = []
@@ -185,5 +185,5 @@ def nested(heads: Sequence[str], lines: Sequence[str]) -> list[str]:
 
 
 def loop_head(name: str, extent: int) -> str:
-    """The opening of a loop from 0 on."""
+    """The opening of a loop that starts at 0."""
     return f"for (int32_t {name} = 0; {name} < {extent}; {name}++) {{"

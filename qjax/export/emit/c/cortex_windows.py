@@ -1,8 +1,8 @@
 """Products of channels-last codes of 8 bits with weights for a Cortex-M, by the functions of `cortex_m.h`.
 
-A patch holds the codes under the windows of two positions, and the weights of a feature lie one behind the other. So
-one function serves all dense layers and convolutions. A depthwise convolution needs no patch: its channels meet their
-own weights where they lie. The constants take as much memory as those of plain loops.
+A patch contains the codes under the windows of two positions, and the weights of a feature are consecutive. So one
+function serves all dense layers and convolutions. A depthwise convolution needs no patch, because its channels are
+multiplied by their own weights in place. The constants take as much memory as those of plain loops.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ from qjax.export.emit.requantizations import Finish
 from qjax.export.emit.requantize_mulhi import HighWords, high_words
 
 _QUAD = 4
-"""Codes that one step adds, and features that a patch of one position meets together."""
+"""Codes that one step adds, and features that are computed together from a patch of one position."""
 _VECTOR = 16
-"""Codes of the longest vector."""
+"""Codes in the longest vector."""
 _CHANNELS = 8
 """Channels that a depthwise convolution sums together."""
 _MOST_SUMS = 64
-"""Sums of a position that wait for their requantization."""
+"""Sums of a position that are stored until their requantization."""
 _POINTER = 4
 
 
 def fits(window: Window) -> bool:
-    """Whether a product has a form here. Weights of 4 and 2 bits remain packed, and have none."""
+    """Whether this file can write the product. It cannot if weights of 4 and 2 bits are packed."""
     features, *taps, per_group = window.kernel.shape
     if not in_bytes(window) or weights.bits_of(window.kernel) in weights.PACKED:
         return False
@@ -48,7 +48,10 @@ def fits(window: Window) -> bool:
 def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
-    """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in 32 bits."""
+    """Writes the nest of loops.
+
+    epilogue: from the sums to the codes, if `finish` is None or has no form in 32 bits.
+    """
     nest = _Nest(layer, target, window, epilogue, _codes_of(finish, window, target.dtype))
     if window.groups > 1:
         nest.by_channel()
@@ -57,7 +60,7 @@ def store(
 
 
 def _patch_bytes(own: int, size: int) -> int:
-    """Where it takes most: two bytes a code, or as many codes as fill vectors."""
+    """The size of the patch in the worst case: two bytes per code, or as many codes as fill vectors."""
     return own * max(2 * (size + -size % _QUAD), size + -size % _VECTOR)
 
 
@@ -96,19 +99,19 @@ class _Nest(Tiles):
     # ------------------------------------------------------------------ products
 
     def by_product(self) -> None:
-        """Features share their codes."""
+        """Writes a product whose features share their codes."""
         size = self.count
         own = 2 if self.positions > 1 and _patch_bytes(2, size) <= MOST_LOCAL else 1
         padded = max(self.features, 2 if own == 2 else _QUAD)
         rows = np.pad(self.window.kernel.reshape(self.features, size), ((0, padded - self.features), (0, 0)))
-        # functions read vectors, beyond the end of the last row
+        # functions read whole vectors, and so beyond the end of the last row
         kernel = self._kernel(np.pad(rows.reshape(-1), (0, -size % _VECTOR)))
         start, chunk = self._start(padded), self._chunk(padded, _QUAD)
-        filled = self.each_position(own, lambda outer: self._filled(outer, own))
+        filled = self.each_position(own, lambda outer: self._fill_patch(outer, own))
         call = f"qjax_sums{own}_{self.suffix}(patch, {kernel} + c0 * {size}, {size}, {start} + c0, {chunk}, acc);"
         body = [call]
         for p in range(own):
-            body += self._written(f"acc + {p * chunk}" if p else "acc", f"(first + {p})" if p else "first", chunk)
+            body += self._write_codes(f"acc + {p * chunk}" if p else "acc", f"(first + {p})" if p else "first", chunk)
         arrays = [f"int32_t patch[QJAX_PATCH({own}, {size})];", f"int32_t acc[{own * chunk}];"]
         self.layer.local(_patch_bytes(own, size) + 4 * own * chunk + (0 if self._in_fours else size + _VECTOR))
         if size % _VECTOR:
@@ -119,7 +122,7 @@ class _Nest(Tiles):
     def _in_fours(self) -> bool:
         return self.per_group % _QUAD == 0
 
-    def _filled(self, outer: list[Index], own: int) -> list[str]:
+    def _fill_patch(self, outer: list[Index], own: int) -> list[str]:
         """The lines that fill the patch with the codes of the position `p`."""
         size = self.count
         fill = f"qjax_fill_{self.suffix}"
@@ -145,7 +148,7 @@ class _Nest(Tiles):
     # ------------------------------------------------------------------ channels
 
     def by_channel(self) -> None:
-        """A depthwise convolution: every channel has its own codes."""
+        """Writes a depthwise convolution, in which every channel has its own codes."""
         taps = math.prod(self.taps)
         kernel = self._kernel(np.ascontiguousarray(self.window.kernel.reshape(self.features, taps).T))
         start, chunk = self._start(self.features), self._chunk(self.features, _CHANNELS)
@@ -159,14 +162,14 @@ class _Nest(Tiles):
             any_place = nested(heads, [f"{row} = {self.codes_under(outer, tap)};"])
             if not tests:
                 return any_place
-            # mostly all taps meet the input
+            # usually all taps lie inside the input
             _, there = inside(self.window, outer, tap)
             within = nested(heads, [f"{row} = {self.window.x.name} + {there};"])
             head = f"if ({' && '.join(tests)}) {{"
             return [head, *(f"    {x}" for x in within), "} else {", *(f"    {x}" for x in any_place), "}"]
 
         given = f"rows, {taps}, c0, {kernel} + c0, {self.features}, {start} + c0, {chunk}, acc"
-        body = [f"qjax_channels_{self.suffix}({given});", *self._written("acc", "first", chunk)]
+        body = [f"qjax_channels_{self.suffix}({given});", *self._write_codes("acc", "first", chunk)]
         chunks = self._chunks(self.features, chunk, body)
         arrays = [f"const {self.kind} *rows[{taps}];", f"int32_t acc[{chunk}];"]
         self._done([*arrays, *self.tiled(1, [*self.each_position(1, point), *chunks])])
@@ -184,7 +187,7 @@ class _Nest(Tiles):
         return self.table("start", np.pad(first, (0, padded - self.features)).astype(np.uint8))
 
     def _chunk(self, features: int, step: int) -> int:
-        """How many features are summed at once."""
+        """How many features are summed in one pass."""
         count = -(-features // _MOST_SUMS)
         each = -(-features // count)
         return min(features, each + -each % step)
@@ -195,8 +198,8 @@ class _Nest(Tiles):
         first = f"const int32_t c0 = {self.least('chunk', count, chunk, features - chunk) if count > 1 else 0};"
         return nested([loop_head("chunk", count)] if count > 1 else ["{"], [first, *body])
 
-    def _written(self, sums: str, place: str, chunk: int) -> list[str]:
-        """From the sums of a position to codes in memory."""
+    def _write_codes(self, sums: str, place: str, chunk: int) -> list[str]:
+        """The lines that compute codes from the sums of a position and write them to memory."""
         count = min(chunk, self.features)
         out = (
             f"{self.target.name} + c0"

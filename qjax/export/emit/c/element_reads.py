@@ -1,4 +1,4 @@
-"""Single reads: constants, elements under a condition, one of several parts, chosen rows."""
+"""Single reads: constants, elements under a condition, one of several concatenated parts, selected rows."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def constant(body: Body, value: Table, at: Indices) -> str:
 
 
 def guarded(body: Body, block: Block, value: Guarded, at: Indices) -> str:
-    """Text of the form (inside ? element : fill); without the condition where it always holds."""
+    """Text of the form (inside ? element : fill); without the condition if it always holds."""
     tests, inside = _guard(value, at)
     source = value.source if is_plain(value.source) else body.stored(value.source)
     conditional = bool(tests)
@@ -33,7 +33,7 @@ def guarded(body: Body, block: Block, value: Guarded, at: Indices) -> str:
 
 
 def joined(body: Body, block: Block, value: Joined, at: Indices, conditional: bool) -> str:
-    """The part that holds the index, by a chain of conditions where the index does not tell."""
+    """The part that contains the index, by a chain of conditions if the index itself does not determine it."""
     text, offset = "", 0
     *parts, last = value.parts
     place = at[value.axis]
@@ -57,11 +57,11 @@ def joined(body: Body, block: Block, value: Joined, at: Indices, conditional: bo
 
 
 def chosen(body: Body, block: Block, value: Chosen, at: Indices, conditional: bool) -> str:
-    """An element of the row that an index in memory names."""
+    """An element of the row that an index in memory selects."""
     if conditional:
         return body.leaf(block, body.stored(value), at, conditional)
     if isinstance(value.source, Table) and _is_one_number(value.source.array):
-        # whatever the row: a compiler warns of a variable that nothing reads
+        # the same for every row; reading the index would only produce a variable that nothing reads, and a warning
         return constant(body, value.source, (Index(),) * len(value.source.shape))
     leading = len(value.rows.shape)
     text, _ = body.expression(block, value.rows, at[:leading])
@@ -98,7 +98,7 @@ def _atom(text: str) -> str:
 
 
 def is_plain(value: Value, budget: int = 4) -> bool:
-    """Whether an element is one read of memory and little arithmetic, so it may be evaluated under a condition."""
+    """Whether an element is one read plus little arithmetic, so that it may be evaluated under a condition."""
     if budget < 0:
         return False
     if isinstance(value, View):

@@ -19,7 +19,7 @@ FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conve
 
 
 def parameters(graph: Graph) -> tuple[list[str], list[str]]:
-    """What the public function calls its inputs and outputs."""
+    """The names of the inputs and outputs in the public function."""
     names = Names(["arena"])
     wanted = [("x" if len(graph.inputs) == 1 else f"x{i}") for i in range(len(graph.inputs))]
     wanted += [("y" if len(graph.outputs) == 1 else f"y{i}") for i in range(len(graph.outputs))]
@@ -86,7 +86,7 @@ def _with_floats(graph: Graph) -> str:
 
 
 def _arena(program: Program, name: str) -> list[str]:
-    """The type of an array that may serve as arena."""
+    """The type of an array that can serve as an arena."""
     plan = program.plan
     widths = sorted({1, *plan.widths})
     text = (
@@ -149,7 +149,7 @@ def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str
 
 
 def _arguments(program: Program, step: Step) -> list[tuple[str, str, Access]]:
-    """Of a layer's function: (type, name, what it reads or writes)."""
+    """The arguments of a layer's function: (type, name, the access that it reads or writes)."""
     used = {access.buffer for access in step.layer.accesses}
     single = len(step.inputs) == 1
     found: list[tuple[str, str, Access]] = []
@@ -253,7 +253,7 @@ def selftest(
 ) -> str:
     """NAME_test.c: runs golden vectors and compares every code. cases: (inputs, outputs) of single runs.
 
-    steps: of a graph with a state, golden steps that follow one another.
+    steps: for a graph with a state, consecutive golden steps.
     """
     graph, upper = program.graph, name.upper()
     lines = comment(f"Runs {name}_run on golden vectors. Prints what differs; exits with 0 where nothing does.")
@@ -304,7 +304,7 @@ def selftest(
 
 
 def makefile(name: str) -> str:
-    """Builds and runs the self-test."""
+    """The Makefile, which builds and runs the self-test."""
     return (
         f"# make test: builds the self-test and runs it\nCC ?= cc\nCFLAGS ?= {FLAGS}\n\n"
         f"{name}_test: {name}.c {name}.h {name}_test.c\n"

@@ -1,7 +1,7 @@
-"""Helper functions of emitted files: defined versions of arithmetic that C99 leaves undefined or open.
+"""Helper functions of emitted files: versions of arithmetic that are defined where C99 leaves it undefined.
 
-A file contains the helpers that it calls, and no others. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*`
-and others to one instruction.
+A file contains only the helpers that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and others
+to one instruction.
 """
 
 import re
@@ -249,7 +249,7 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _own(name: str) -> str:
-    """A file of C beside this one."""
+    """The text of a C file in this folder."""
     return resources.files("qjax.export.emit.c").joinpath(f"{name}.h").read_text("ascii").rstrip()
 
 
@@ -270,15 +270,15 @@ def helper_texts(names: Iterable[str]) -> list[str]:
 _FUNCTION = re.compile(
     r"^(?:/\*(?:[^*]|\*(?!/))*\*/\n)?static inline [^\n;{}]*?\b(\w+)\((?:[^;{}]*?)\)\n\{\n(?:.*\n)*?\}\n*", re.MULTILINE
 )
-"""A function as the helpers write it: a comment or none, its head, and a body up to the brace in the first column."""
+"""A function as the helpers write it: an optional comment, its head, and a body up to the brace in the first column."""
 
 
 def without_unused(helpers: Iterable[str], others: Iterable[str]) -> list[str]:
-    """The helpers without the functions that neither `others` nor what remains of the helpers names."""
+    """The helpers without the functions to which neither `others` nor the remaining helpers refer."""
     texts, rest = list(helpers), "\n".join(others)
     while True:
         found = [match for text in texts for match in _FUNCTION.finditer(text)]
-        # a name may have a body for each kind of processor; none of them counts as a use of it
+        # a name may have a body for each kind of processor, and none of them counts as a use of it
         bodies: dict[str, str] = {}
         for match in found:
             bodies[match[1]] = bodies.get(match[1], "") + match[0]

@@ -1,6 +1,8 @@
 """Index arithmetic of loops: affine sums of loop variables, with divisions and remainders folded if ranges allow it.
 
-Shapes, strides and the batch size are known at emission. So a reshape, a transposition or a slice needs no C code: it
+    x of shape (4, 6) reshaped to (24,), read at i = 6 a + b with b < 6    ->    x[a][b], since i / 6 = a and i % 6 = b
+
+Shapes, strides and the batch size are known at emission. So a reshape, a transposition or a slice needs no C code, but
 only changes the index with which an array is read.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """sum of coefficient * term + constant; `terms`: C text -> (coefficient, least, greatest value of the term)."""
+    """sum of coefficient * term + constant; `terms`: C text -> (coefficient, lowest and highest value of the term)."""
 
     terms: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict)
     constant: int = 0
@@ -49,7 +51,7 @@ class Index:
         return Index({name: (c * factor, lo, hi) for name, (c, lo, hi) in self.terms.items()}, self.constant * factor)
 
     def _split(self, divisor: int) -> tuple["Index", "Index"]:
-        """The part with coefficients that `divisor` divides, and the rest, with a constant in [0, divisor)."""
+        """The terms whose coefficients are multiples of `divisor`, and the rest, with a constant in [0, divisor)."""
         whole = {n: t for n, t in self.terms.items() if t[0] % divisor == 0}
         rest = {n: t for n, t in self.terms.items() if t[0] % divisor != 0}
         quotient, remainder = divmod(self.constant, divisor)
@@ -97,12 +99,12 @@ Indices = tuple[Index, ...]
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Of an array stored row by row."""
+    """The strides of an array stored row by row."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def flat(indices: Indices, shape: Sequence[int]) -> Index:
-    """The place of an element in an array stored row by row."""
+    """The offset of an element in an array stored row by row."""
     total = Index()
     for index, step, size in zip(indices, strides(shape), shape, strict=True):
         total = total + (index * step if size > 1 else Index())
@@ -110,7 +112,7 @@ def flat(indices: Indices, shape: Sequence[int]) -> Index:
 
 
 def unflat(place: Index, shape: Sequence[int]) -> Indices:
-    """The indices of the element at a place."""
+    """The indices of the element at an offset."""
     found: list[Index] = []
     for axis, step in enumerate(strides(shape)):
         index = place.floordiv(step)

@@ -10,11 +10,11 @@ from qjax.export.emit.c.text import TYPES, literal, stripped
 from qjax.export.emit.c.values import Computed, Guarded, Joined, Loop, Looped, Reduced, Value, View, reached
 
 _UNROLLED = 32
-"""Scans of at most this many turns over joined parts (the windows of an average pool) are written out."""
+"""Scans of at most this many iterations over joined parts (the windows of an average pool) are unrolled."""
 
 
 def reduce(body: Body, block: Block, value: Reduced, at: Indices) -> str:
-    """A sum or an extreme, its loops in the block; the text of the result."""
+    """Write the loops of a sum or an extreme into the block; returns the text of the result."""
     inner = Block(block, inner=True)
     names = value.names or _inner_names(len(value.extra))
     extra: list[Index] = []
@@ -44,7 +44,7 @@ def reduce(body: Body, block: Block, value: Reduced, at: Indices) -> str:
 
 
 def loop(body: Body, block: Block, value: Looped, at: Indices) -> str:
-    """A scan, its loop in the block; the name of the carry that is asked for."""
+    """Write the loop of a scan into the block; returns the name of the requested carry."""
     scan = value.loop
     names: list[str] = []
     for carry, initial in zip(scan.carries, scan.initial, strict=True):
@@ -70,7 +70,7 @@ def loop(body: Body, block: Block, value: Looped, at: Indices) -> str:
 
 
 def _turn(body: Body, inner: Block, scan: Loop, turn: Index, names: list[str], at: Indices) -> Block:
-    """One turn of a loop: the carries' new values, then the assignments."""
+    """One iteration of a loop: the carries' new values, then the assignments."""
     scan.counter.place = (turn * -1 + (scan.length - 1) if scan.reverse else turn,)
     results: list[str] = []
     for carry, step in zip(scan.carries, scan.step, strict=True):
@@ -85,7 +85,7 @@ def _turn(body: Body, inner: Block, scan: Loop, turn: Index, names: list[str], a
 
 
 def _has_parts(value: Value) -> bool:
-    """Whether an element comes out of one of several parts, which a turn's number chooses."""
+    """Whether an element comes from one of several parts, which the iteration's number selects."""
 
     def inside(item: Value) -> Sequence[Value]:
         if isinstance(item, Computed):

@@ -1,4 +1,7 @@
-"""Translates jaxprs to values (`values.py`): each primitive of the kernels in a few lines."""
+"""Translates jaxprs to values (`values.py`), with a few lines for each primitive of the kernels.
+
+jaxpr { a: add x y; b: reduce_sum[axes=(1,)] a }    ->    Reduced(Computed("add", x, y), "add", extra=...)
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,7 +48,7 @@ _FOLDED = frozenset(
         *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "dot_general"),
     ]
 )
-"""Computed at emission where all operands are constant."""
+"""Primitives that are computed at emission if all operands are constant."""
 
 _REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "and", "reduce_or": "or"}
 _WINDOWS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
@@ -54,7 +57,7 @@ _ONE_STEP = {"add": "add", "max": "max", "min": "min"}
 
 
 def trace(function: Callable[..., Any], arguments: Mapping[str, Value]) -> Value:
-    """What `function(**arguments)`, of JAX arrays to one JAX array, computes of these values."""
+    """Translate what `function(**arguments)`, from JAX arrays to one JAX array, computes from these values."""
     shapes = [_abstract(value) for value in arguments.values()]
     closed = jax.make_jaxpr(lambda *args: function(**dict(zip(arguments, args, strict=True))))(*shapes)
     (result,) = read(closed.jaxpr, closed.consts, list(arguments.values()))
@@ -78,8 +81,8 @@ def read(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[
         for variable in eqn.outvars:
             if str(variable.aval.dtype) not in TYPES:
                 raise Unsupported(
-                    f"the primitive {eqn.primitive.name!r} gives {variable.aval.dtype}; C files hold integers and "
-                    "float32."
+                    f"the primitive {eqn.primitive.name!r} returns {variable.aval.dtype}, but C files only hold "
+                    "integers and float32."
                 )
         outputs = _equation(eqn, [get(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, outputs, strict=True))
@@ -130,7 +133,7 @@ def _folded(eqn: JaxprEqn, inputs: list[Value]) -> Value:
 
 
 _LARGEST = 1 << 12
-"""Elements of a table whose arithmetic is done at emission."""
+"""Elements of a table whose arithmetic is done at emission, at most."""
 
 _INTEGERS = frozenset(
     [
@@ -138,13 +141,13 @@ _INTEGERS = frozenset(
         *("shift_left", "shift_right_arithmetic", "shift_right_logical", "select_n"),
     ]
 )
-"""Arithmetic of tables that is done at emission. With any other the table stays as it is."""
+"""Arithmetic on tables that is done at emission. Any other leaves the table as it is."""
 
 
 def _constant(value: Value, found: dict[int, np.ndarray | None] | None = None) -> np.ndarray | None:
-    """What arithmetic on constants gives, for a table that is looked up; None where something else is in it.
+    """The array to which a value evaluates at emission; None if it does not consist of constants only.
 
-    found: what is known of values by their identity, as one is often an operand of several.
+    found: results so far by the values' identity, because one value is often an operand of several.
     """
     found = {} if found is None else found
     if id(value) not in found:
@@ -188,11 +191,11 @@ def _cond(branches: Sequence[Any], inputs: list[Value]) -> list[Value]:
 
 
 def _scan(eqn: Any, inputs: list[Value]) -> list[Value]:
-    """Which operands are constants, carries and slices is told by ranks: jax's parameters for it differ by version."""
+    """Ranks tell constants, carries and slices apart, because jax's parameters for them differ by version."""
     params, inner = eqn.params, eqn.params["jaxpr"]
     pairs = zip(eqn.outvars, inner.jaxpr.outvars, strict=True)
     if any(len(whole.aval.shape) != len(each.aval.shape) for whole, each in pairs):
-        raise Unsupported("a 'scan' that stacks outputs has no form in C: only its carry may leave it.")
+        raise Unsupported("a 'scan' that stacks outputs has no form in C: it may only return its carry.")
     carries = len(eqn.outvars)
     sliced = sum(
         len(value.shape) != len(variable.aval.shape) for value, variable in zip(inputs, inner.jaxpr.invars, strict=True)
@@ -208,7 +211,7 @@ def _scan(eqn: Any, inputs: list[Value]) -> list[Value]:
 
 
 def _turn(source: Value, counter: Register) -> Value:
-    """source[turn]; the counter's index is known when the loop is written."""
+    """source[i] for iteration i; the counter's index is known when the loop is written."""
 
     def where(at: Indices) -> Indices:
         assert counter.place is not None

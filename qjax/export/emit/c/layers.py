@@ -1,4 +1,4 @@
-"""One node of a graph as one C function.
+"""Writes one node of a graph as one C function.
 
 Products with weights are written from the node's attributes: stored codes times weights, with the zero point in the
 bias. After the sum comes the traced code of `ops.epilogue`. For every other node the whole kernel is traced. So this
@@ -35,17 +35,16 @@ from qjax.ops.facts import ProductFacts
 from qjax.support.errors import Unsupported
 
 _STORED = {"uint8": "int8", "uint16": "int16"}
-"""The runtime constants of a signed input serve stored codes: nothing is taken off them."""
+"""The runtime constants of a signed input work for stored codes, because nothing is subtracted from those."""
 
 
 @dataclasses.dataclass
 class Lowered:
     """A node as C.
 
-    alias: the index of the input of which the output is a piece, unchanged in memory, `offset` elements from its
-    beginning; or None, and then there is a layer.
-    in_place: the inputs whose memory the output may take. Inputs that are constants are tables of the layer: they do
-    not count.
+    alias: the index of the input of which the output is an unchanged piece in memory, `offset` elements from its
+    beginning; or None, and then there is a layer. in_place: the inputs whose memory the output may overwrite. Inputs
+    that are constants are tables of the layer and do not count.
     """
 
     alias: int | None = None
@@ -57,13 +56,13 @@ class Lowered:
 def lower(
     graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str, *, once: bool = False
 ) -> Lowered:
-    """The node's function, added to what the file shares.
+    """Write the node's function and add it to what the file shares.
 
-    shapes: of every tensor, the batch being known. name: of the function, the prefix of its tables. once: whether it
-    serves this node alone, so that it may rely on which codes the node's input can hold.
+    shapes: of every tensor, for the known batch. name: of the function, and the prefix of its tables. once: whether it
+    serves only this node, so that it may rely on which codes the node's input can contain.
 
     Raises:
-      ValueError: the kernel holds a primitive that has no form in C; the message names the node.
+      ValueError: the kernel contains a primitive that has no form in C; the message names the node.
     """
     data = [tensor for tensor in node.inputs if graph.tensors[tensor].value is None]
     buffers = [
@@ -85,7 +84,7 @@ def lower(
 def lower_stack(
     graph: Graph, node: Node, count: int, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str
 ) -> Lowered:
-    """The function of a node whose `count` inputs lie one behind the other; see `lower` and `Op.of_stack`."""
+    """Write the function of a node whose `count` inputs are stacked in memory; see `lower` and `Op.of_stack`."""
     op, attributes = ops.get(node.op), kernels.attributes(graph, node)
     stack = Buffer((count, *shapes[node.inputs[0]]), graph.tensors[node.inputs[0]].dtype, "in")
 
@@ -271,7 +270,7 @@ def _table(value: Any, role: str) -> Table:
 
 
 def _arithmetic(graph: Graph, node: Node) -> tuple[str, str]:
-    """What the function of integers is called, and the words of the rule or formula that it comes from."""
+    """The name of the function of integers, and a description of the rule or formula from which it is translated."""
     dtype = graph.tensors[node.output].dtype
     if "rule" in node.attributes:
         name = node.attributes["rule"]
@@ -296,7 +295,7 @@ def _words(title: str, text: str | None) -> str:
 
 
 def _in_place(layer: Layer, inputs: list[Buffer], target: Buffer) -> tuple[int, ...]:
-    """The inputs that are read only where the output is written right afterwards."""
+    """The inputs that are read at an element only right before the output writes that element."""
     if len(layer.writes) != 1 or layer.scratch:
         return ()
     (place,) = layer.writes

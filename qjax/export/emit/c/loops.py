@@ -1,5 +1,11 @@
 """Translates values (`values.py`) to loops of C.
 
+    for (i = 0; i < 8; ++i) {
+        int32_t sum = 0;
+        for (k = 0; k < 16; ++k) sum += x[k] * w[16 * i + k];
+        y[i] = requantized(sum, multiplier[i]);
+    }
+
 One loop nest runs over the elements of a result. Its body reads memory, runs the inner loops of sums, and calls a
 function of integers with the arithmetic, such as the requantization. Such a function depends only on its arguments, so
 layers with the same rule share it. A sum that is needed at several places is first written to scratch memory, by
@@ -38,21 +44,21 @@ from qjax.support.errors import Unsupported
 from qjax.support.names import Names
 
 _INLINE = 60
-"""Expressions of at most this many characters are written in the loop itself."""
+"""Expressions of at most this many characters are written into the loop itself."""
 
 _DIVISIONS = ("div", "div_wrap", "rem", "rem_wrap")
 _LONG = 3
-"""Operations on a sum that are done outside of the loops that do not change them. Not every compiler moves them."""
+"""With this many operations, what does not change in a loop is computed outside of it; not every compiler does so."""
 
 _RANGES = ((-31, 31), (0, 63), (-128, 127), (0, 255), (-32768, 32767), (0, 65535), (0, 2**31 - 1))
-"""What is assumed of constants: the first of these intervals that holds them, so that layers share functions."""
+"""The assumed interval of a constant is the first of these that contains it, so that layers share functions."""
 _OF_ROLES = {
     "shift": ((-31, -1), (0, 31)),
     "multiplier": ((2**30, 2**31 - 1),),
     "bias": ((-(2**23), 2**23),),
     "acc": ((-(2**23), 2**23),),
 }
-"""Narrower ones of the constants of a requantization, and of sums. With them it needs int64 for its product only."""
+"""Narrower intervals, for the constants and sums of a requantization; they need int64 only for the product."""
 
 
 class Layer(Body):
@@ -65,7 +71,7 @@ class Layer(Body):
     # ------------------------------------------------------------------ nests
 
     def store(self, target: Buffer, value: Value, *, final: bool = True) -> None:
-        """A nest that writes a value to memory."""
+        """Write a nest of loops that stores a value in memory."""
         if isinstance(value, Joined):
             self._store_parts(target, value, final)
             return
@@ -108,7 +114,7 @@ class Layer(Body):
         self.root.add(*block.nest())
 
     def stored(self, value: Value) -> Buffer:
-        """The value in scratch memory, written there once."""
+        """The value in scratch memory, where it is written once."""
         found = self._stored.get(id(value))
         if found is None:
             found = Buffer(value.shape, value.dtype, self.root.fresh("scratch"))
@@ -124,14 +130,14 @@ class Layer(Body):
     def expression(
         self, block: Block, value: Value, at: Indices, *, conditional: bool = False, root: bool = False
     ) -> tuple[str, Interval]:
-        """The element at an index as a C expression, its statements in the block; and its interval."""
+        """The element at an index as a C expression, with its interval; its statements are added to the block."""
         made = Expressions()
         leaves: dict[str, tuple[Value, Indices]] = {}
         taken = Names()
         memo: dict[tuple[object, ...], Scalar] = {}
 
         def scalar(value: Value, at: Indices, *, moved: bool = False) -> Scalar:
-            """moved: whether the value is a part of what stands outside of the innermost loop anyway."""
+            """moved: whether the value is part of what is computed outside of the innermost loop anyway."""
             key = (id(value), moved, *(index.key for index in at))
             found = memo.get(key)
             if found is not None:
@@ -187,7 +193,7 @@ class Layer(Body):
         if not printer.lines and len(text) <= _INLINE and not any(n.function == "select" for n in _all(whole)):
             arguments = {name: self.leaf(block, *leaves[name], conditional) for name in used}
             inlined = Printer(self.source.helpers)
-            return inlined.program(_renamed(whole, arguments), locals_=False), interval
+            return inlined.program(_rename_parameters(whole, arguments), locals_=False), interval
         self.source.helpers |= printer.helpers
         arguments = [stripped(self.leaf(block, *leaves[name], conditional)) for name in used]
         parameters = ", ".join(f"{TYPES[leaves[name][0].dtype]} {name}" for name in used) or "void"
@@ -197,7 +203,7 @@ class Layer(Body):
         return f"{name}({', '.join(arguments)})", interval
 
     def leaf(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
-        """An element that is no arithmetic: read, counted, summed."""
+        """An element that is no arithmetic, but read, counted or summed."""
         if isinstance(value, Buffer):
             place = flat(at, value.shape)
             self.accesses.append(Access(value.name, place.key, block.inner or conditional))
@@ -206,7 +212,7 @@ class Layer(Body):
             return element_reads.constant(self, value, at)
         if isinstance(value, Register):
             if value.place is not None and [i.key for i in value.place] != [i.key for i in at]:
-                raise Unsupported("a scan whose steps read their carry at another place has no form in C.")
+                raise Unsupported("a scan whose steps read their carry at another index has no form in C.")
             return value.name
         if isinstance(value, Counter):
             text = str(at[value.axis])
@@ -221,7 +227,7 @@ class Layer(Body):
         if isinstance(value, Kept):
             return self.leaf(block, self.stored(value.source), at, conditional)
         if isinstance(value, Reduced | Looped):
-            # outside of the loops over what it does not depend on
+            # outside of the loops on which it does not depend
             outer = block.of(at)
             if conditional or outer is None or (block.inner and has_register(value)):
                 return self.leaf(block, self.stored(value), at, conditional)
@@ -238,7 +244,7 @@ class Layer(Body):
                 self.kept.append(value)
             return found
         if isinstance(value, Computed):
-            # what takes longer than a loop's other steps and does not depend on it
+            # hoist an expression that takes longer than the loop's other steps and does not depend on the loop
             outer = block.of(at)
             assert outer is not None
             key = (id(value), 0, tuple(index.key for index in at))
@@ -253,7 +259,7 @@ class Layer(Body):
 
 
 def _repeated(at: Indices, shape: Sequence[int]) -> Indices:
-    """Where an operand of an elementwise operation is read: JAX repeats it along axes of size 1."""
+    """The index at which an operand of an elementwise operation is read: JAX repeats it along axes of size 1."""
     return tuple(index if size > 1 else Index() for index, size in zip(at, shape, strict=True)) if shape else ()
 
 
@@ -312,10 +318,10 @@ def _parameters(root: Scalar) -> list[str]:
     return [node.name for node in _all(root) if node.function == "param"]
 
 
-def _renamed(root: Scalar, names: dict[str, str]) -> Scalar:
+def _rename_parameters(root: Scalar, names: dict[str, str]) -> Scalar:
     """The expression with other texts for its parameters."""
     if root.function == "param":
         text = names[root.name]
         simple = text.isalnum() or text.isidentifier() or text.endswith(("]", ")"))
         return dataclasses.replace(root, name=text if simple else f"({text})")
-    return dataclasses.replace(root, args=tuple(_renamed(arg, names) for arg in root.args))
+    return dataclasses.replace(root, args=tuple(_rename_parameters(arg, names) for arg in root.args))

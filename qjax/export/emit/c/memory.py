@@ -1,8 +1,8 @@
 """The memory of a C program: which tensors share it, how long it is needed, and where it is.
 
-A tensor is read and written through an `Access`: a piece of some memory, from an offset on. A reshape, and a slice of
-whole rows, is the same memory read from another offset; it costs nothing. In a loop an access moves on with every
-iteration. Memory is a buffer of the caller (an input, an output) or a block of the arena.
+A tensor is read and written through an `Access`: a piece of some memory that starts at an offset. A reshape, and a
+slice of whole rows, is the same memory read from another offset and costs nothing. In a loop the offset of an access
+grows with every iteration. Memory is a buffer of the caller (an input, an output) or a block of the arena.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ from qjax.graph.ir import Node
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A tensor in memory. offset: of its first element. turn: elements by which iteration i+1 is behind iteration i."""
+    """A tensor in memory. offset: of its first element. turn: by how many elements the offset grows per iteration."""
 
     memory: str
     offset: int = 0
     turn: int = 0
 
     def moved(self, offset: int) -> "Access":
-        """The same, further behind."""
+        """The same, with a larger offset."""
         return dataclasses.replace(self, offset=self.offset + offset)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One call. node: None for a copy; note: what a copy is for."""
+    """One call. node: None for a copy; note: the purpose of a copy."""
 
     name: str
     node: Node | None
@@ -44,7 +44,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """The steps from number `first` to before `last` run `count` times."""
+    """The steps from `first` up to, but not including, `last` run `count` times."""
 
     first: int
     last: int
@@ -61,7 +61,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """elements, dtype: of what it holds. held: whether a loop's iterations leave something in it for others."""
+    """elements, dtype: of its content. held: whether iterations of a loop leave something in it for others."""
 
     elements: int
     dtype: str
@@ -82,7 +82,7 @@ class Memories:
         self._root: dict[str, str] = {}
 
     def add(self, name: str, elements: int, dtype: str, *, held: bool = False, place: Place | None = None) -> str:
-        """New memory; place: of a buffer of the caller."""
+        """Add memory; place: that of a buffer of the caller."""
         assert name not in self.of
         self.of[name] = Memory(elements, dtype, held)
         self._root[name] = name
@@ -91,17 +91,17 @@ class Memories:
         return name
 
     def root(self, name: str) -> str:
-        """The memory that stands for all that share their bytes."""
+        """The memory that represents all others with the same bytes."""
         while self._root[name] != name:
             name = self._root[name]
         return name
 
     def is_whole(self, access: Access, elements: int) -> bool:
-        """Whether a tensor of so many elements takes all of its memory."""
+        """Whether a tensor of that many elements fills all of its memory."""
         return access == Access(access.memory) and self.of[access.memory].elements == elements
 
     def share(self, steps: Sequence[Step], loops: Sequence[Turns]) -> None:
-        """Lets elementwise operations write over an input that is read for the last time."""
+        """Let elementwise operations overwrite an input that is read for the last time."""
         first = _first_uses(steps)
         last: dict[str, int] = {}
         for time, step in enumerate(steps):
@@ -122,7 +122,7 @@ class Memories:
                     break
 
     def _free(self, access: Access, root: str, loop: Turns | None, first: dict[str, int]) -> bool:
-        """Whether an operation may overwrite the memory: no buffer of the caller, nothing that iterations share."""
+        """Whether an operation may overwrite the memory: neither a buffer of the caller nor shared by iterations."""
         if access != Access(access.memory) or self.of[access.memory].held or self.of[root].held or root in self.fixed:
             return False
         return loop is None or loop.first <= first[root]
@@ -136,7 +136,7 @@ class Memories:
         for loop in loops:
             for name, times in lives.items():
                 inside = any(loop.first <= time < loop.last for time in times)
-                # needed by every iteration, or written by all: alive as long as the loop runs
+                # needed by every iteration, or written by all, so it is alive as long as the loop runs
                 if inside and (self.of[name].held or times[0] < loop.first):
                     times += [loop.first, loop.last - 1]
         free = {name: times for name, times in lives.items() if name not in self.fixed}
@@ -172,7 +172,7 @@ def _first_uses(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def in_order(accesses: Sequence[Access]) -> Access | None:
-    """Several accesses as one that moves on from each to the next; None where they do not lie so."""
+    """Several accesses as one whose offset grows from each to the next; None if they are not evenly spaced."""
     first, second = accesses[:2]
     turn = second.offset - first.offset
     expected = [Access(first.memory, first.offset + turn * index) for index in range(len(accesses))]

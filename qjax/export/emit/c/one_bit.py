@@ -1,13 +1,14 @@
-"""Products of channels-last codes with weights bit by bit, where both take two or three values; see `one_bit.h`.
+"""Products of channels-last codes with weights bit by bit, if both have two or three values; see `one_bit.h`.
 
-Such are the layers of networks with binary or ternary activations and weights. With the codes a < b < c that can occur
-and the weights u < v < w of a feature, each code and each weight is a sum of planes, which are 0 or 1:
+This is for the layers of networks with binary or ternary activations and weights. With the codes a < b < c that can
+occur and the weights u < v < w of a feature, each code and each weight is a sum of planes, which are 0 or 1:
 
     x = a + (b - a) [x >= b] + (c - b) [x >= c]
 
-and likewise for a weight. So a sum of products is a sum over pairs of planes, times numbers that are known, of how many
-bits both have. The integers are those of any other form. Where a window leaves the input, the codes are taken for the
-least one, and what they lack is added: the sum of the weights under each such tap, times a number.
+and likewise for a weight. So a sum of products is a sum over pairs of planes: a known factor times the number of bits
+that both planes have set. The resulting integers are those of any other form. Where a window extends beyond the input,
+the codes count as the lowest one, and the difference is added: the sum of the weights under each such tap, times a
+factor.
 """
 
 import dataclasses
@@ -24,18 +25,18 @@ from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
 
 MOST = 3
-"""Values that the codes, and the weights of a feature, may take."""
+"""The most values that the codes, and the weights of a feature, may have."""
 _WORD = 64
 _LANES = 8
-"""Features of a block."""
+"""Features in a block."""
 _CHUNK = 64
-"""Features whose sums are on the stack at once."""
+"""Features whose sums are on the stack at the same time."""
 _FEWEST = 32
-"""Fewer products than these take longer to bring into bits."""
+"""With fewer products than this, converting them to bits takes longer than it saves."""
 _PAIRS = 2
-"""Pairs of a plane of codes and a plane of weights that always pay."""
+"""Up to this many pairs of a plane of codes and a plane of weights, this form always pays off."""
 _MANY = 512
-"""Products from which more pairs pay with vectors."""
+"""From this many products on, more pairs pay off with vectors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Planes:
 
 
 def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> bool:
-    """Whether a product has a form here that pays. codes: those that the input can hold, where they are few."""
+    """Whether this form is possible and pays off. codes: those that the input can contain, if they are few."""
     features, *taps, channels = window.kernel.shape
     count = math.prod(taps) * channels
     if codes is None or len(codes) < 2 or window.groups > 1 or not in_bytes(window):
@@ -76,12 +77,12 @@ def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> boo
 def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], codes: tuple[int, ...]
 ) -> None:
-    """The nest of loops. epilogue: from the sums, a register of the target's shape, to the codes."""
+    """Writes the nest of loops. epilogue: from the sums, a register of the target's shape, to the codes."""
     _Nest(layer, target, window, epilogue, codes).write()
 
 
 def _gathered(channels: int) -> bool:
-    """Whether a window's codes are copied to one row first; else every tap begins a word of its own."""
+    """Whether a window's codes are copied to one row first; otherwise every tap starts a new word."""
     return channels < _WORD
 
 
@@ -91,7 +92,7 @@ def _words(taps: Sequence[int], channels: int) -> int:
 
 
 def _values(rows: np.ndarray) -> np.ndarray | None:
-    """The values of every feature's weights in their order, int64, the greatest repeated; None: more than `MOST`."""
+    """The sorted values of every feature's weights, int64, the greatest repeated; None if they exceed `MOST`."""
     found = [np.unique(row).astype(np.int64) for row in rows]
     most = max(len(values) for values in found)
     if not 2 <= most <= MOST:
@@ -138,7 +139,7 @@ class _Nest(Tiles):
         arrays = [f"uint64_t bits[{many * self.words}];", f"int32_t ones[{many}];"]
         if self._leaves():
             arrays.append(f"int32_t outside[{math.prod(self.taps)}];")
-        filled = self.each_position(1, self._filled)
+        filled = self.each_position(1, self._fill_bits)
         line = self.rows.shape[1] if _gathered(self.per_group) else 0
         outside = math.prod(self.taps) if self._leaves() else 0
         self.layer.local(8 * many * self.words + 4 * (self.each * (planes + 1) + many + outside) + line)
@@ -171,13 +172,13 @@ class _Nest(Tiles):
         return self.table("padding", np.full(window.x.shape[-1], self.planes.lowest, np.dtype(window.x.dtype)))
 
     def _leaves(self) -> bool:
-        """Whether a window may leave the input, where codes are others than the least one."""
+        """Whether a window may extend beyond the input and the code there is not the lowest one."""
         outer = [Index.variable(f"o{axis}", size) for axis, size in enumerate(self.sizes)]
         ends = (tuple(Index({}, k * (size - 1)) for size in self.taps) for k in (0, 1))
         return self.lacking != 0 and any(inside(self.window, outer, end)[0] for end in ends)
 
-    def _filled(self, outer: list[Index]) -> list[str]:
-        """`bits` and `ones` of a position; `outside`: the taps that do not meet the input."""
+    def _fill_bits(self, outer: list[Index]) -> list[str]:
+        """Writes `bits` and `ones` of a position; `outside`: the taps that lie outside of the input."""
         lines: list[str] = []
         heads, tap = self.tap_loops()
         tests, _ = inside(self.window, outer, tap)
@@ -206,7 +207,7 @@ class _Nest(Tiles):
         """The planes of all weights: (chunk, plane, block of eight features, word, feature)."""
         planes = self.values.shape[1] - 1
         least = self.values[:, 1:]
-        # a value that is repeated has the step 0, whatever its bits
+        # a repeated value has the step 0, so its bits do not matter
         masks = self.rows[:, None, :] >= least[:, :, None]
         taps = math.prod(self.taps)
         if not _gathered(self.per_group):
@@ -228,13 +229,13 @@ class _Nest(Tiles):
         return " + ".join(terms)
 
     def _under_taps(self) -> str:
-        """What a tap outside of the input lacks, by tap and feature, in the fewest bytes."""
+        """The difference for a tap outside of the input, by tap and feature, in the fewest bytes."""
         taps = self.rows.reshape(self.features, -1, self.per_group).sum(axis=2, dtype=np.int64).T * self.lacking
         small = bool((np.abs(taps) < 2**15).all())
         return self.table("outside", np.ascontiguousarray(taps).astype(np.int16 if small else np.int32))
 
     def _number(self, role: str, values: np.ndarray) -> str:
-        """A number of feature c0 + i: one that all have in common, or an entry of a table."""
+        """A number of feature c0 + i: one that all features share, or an entry of a table."""
         if (values == values[0]).all():
             return str(int(values[0]))
         return f"{self.table(role, values.astype(np.int32))}[c0 + i]"

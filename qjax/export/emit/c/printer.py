@@ -41,7 +41,7 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Printer:
-    """Expressions as C: statements for what is used more than once, one expression for the rest.
+    """Prints expressions as C: statements for what is used more than once, one expression for the rest.
 
     helpers: receives the names of the helpers that the text calls.
     """
@@ -54,7 +54,7 @@ class Printer:
         self._uses: dict[int, int] = {}
 
     def program(self, root: Scalar, *, locals_: bool = True) -> str:
-        """The statements go to `lines`, the value is returned as an expression."""
+        """Adds the statements to `lines` and returns the value as an expression."""
         seen: list[Scalar] = []
 
         def visit(node: Scalar) -> None:
@@ -80,7 +80,7 @@ class Printer:
         self._names[id(node)] = name
 
     def text(self, node: Scalar) -> str:
-        """The expression, in parentheses where it is more than an atom."""
+        """The expression, in parentheses if it is more than an atom."""
         if id(node) in self._names:
             return self._names[id(node)]
         if node.function == "const":
@@ -96,7 +96,7 @@ class Printer:
         return self._operation(node)
 
     def _floating(self, function: str, args: list[str], node: Scalar) -> str:
-        """An operation on floats; helpers where C has no operator with the meaning of JAX's primitive."""
+        """An operation on floats; a helper if C has no operator with the meaning of JAX's primitive."""
         self.helpers.add("floats")
         if function in _INFIX:
             return f"({args[0]} {_INFIX[function]} {args[1]})"
@@ -110,7 +110,7 @@ class Printer:
         return self._help(f"{name}_f32", *args)
 
     def _weak(self, node: Scalar) -> bool:
-        """Whether the C type of the text may be int where the dtype has 64 bits."""
+        """Whether the C type of the text may be int although the dtype has 64 bits."""
         if id(node) in self._names or node.function in ("param", "cast", "cast_wrap"):
             return False
         if node.function == "const":
@@ -156,7 +156,7 @@ class Printer:
         return self._help(f"to_i{bits(dtype)}", unsigned) if dtype in SIGNED else unsigned
 
     def _wide(self, node: Scalar, args: list[str], suffix: str) -> str:
-        """The operation in the type that `suffix` names, of at least 32 bits."""
+        """The operation in the type that `suffix` names, which has at least 32 bits."""
         function = node.function
         native = suffix.startswith("u")
         if function.endswith("_wrap") and native and function not in ("div_wrap", "rem_wrap"):

@@ -1,4 +1,4 @@
-"""Sums of products as values: `lax.dot_general` and convolutions. Weights are stored in the order of reading."""
+"""Sums of products as values: `lax.dot_general` and convolutions. Weights are stored as they are read."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def _side(
     """One operand of a product, read at (batch, free of the left, free of the right, summed)."""
     order = (*batch, *free, *summed)
     # weights are stored in the order in which they are read
-    source = _stored(source, order)
+    source = _store_weights(source, order)
     position = {axis: i for i, axis in enumerate(order)} if _table(source) is None else None
 
     def where(at: Indices) -> Indices:
@@ -73,7 +73,7 @@ def _side(
 
 
 def _divides(value: Value) -> bool:
-    """Whether an element takes a division of floats: codes of a scale that is found at run time."""
+    """Whether an element needs a division of floats: a code whose scale is computed at run time."""
     if isinstance(value, Computed):
         return value.function == "div" or any(_divides(operand) for operand in value.operands)
     return isinstance(value, View) and _divides(value.source)
@@ -86,7 +86,7 @@ def _table(source: Value) -> Table | None:
     return source if isinstance(source, Table) else None
 
 
-def _stored(source: Value, order: Sequence[int]) -> Value:
+def _store_weights(source: Value, order: Sequence[int]) -> Value:
     table = _table(source)
     if table is None:
         return source
@@ -136,7 +136,7 @@ def convolution(
     per_group, features = w.shape[rhs[1]] if groups else 0, w.shape[rhs[0]]
     window = tuple(w.shape[axis] for axis in rhs[2:])
     extra = (*window, per_group)
-    stored = _stored(w, (rhs[0], *rhs[2:], rhs[1]))
+    stored = _store_weights(w, (rhs[0], *rhs[2:], rhs[1]))
 
     def read_x(at: Indices) -> Indices:
         found: dict[int, Index] = {lhs[0]: at[out[0]]}

@@ -26,10 +26,10 @@ from qjax.run.find_loops import Carried, Inside, Repeat, read_outside, repeats, 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the file says.
+    """The content of the file.
 
-    shapes: of every tensor, the batch being known. places: of memory, and of scratch memory as "function/name".
-    dtypes: of memory.
+    shapes: of every tensor, for the known batch. places: of memory, and of scratch memory as "function/name". dtypes:
+    of memory.
     """
 
     graph: Graph
@@ -44,12 +44,12 @@ class Program:
 
     @property
     def stack(self) -> int:
-        """Bytes of local arrays that are on the stack at once."""
+        """The most bytes of local arrays that are on the stack at the same time."""
         return max((step.layer.local_bytes for step in self.steps), default=0)
 
 
 def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program:
-    """Lower every node and plan the memory.
+    """Write every node as C and plan the memory.
 
     prefix: of every function and table, so that several models fit into one file.
 
@@ -58,7 +58,7 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
       GraphError: the graph is not finished.
     """
     if type(batch) is not int or batch < 1:
-        raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
+        raise ValueError(f"C: expected a batch of at least 1, a whole number such as batch=1, got {batch!r}.")
     check_islands(check_computed(graph), "C")
     graph = products_in_steps(graph)
     builder = _Builder(graph, batch, source, prefix)
@@ -107,15 +107,15 @@ class _Builder:
         return self.memories.add(tensor, self.elements(tensor), self.graph.tensors[tensor].dtype, place=place)
 
     def data(self, node: Node) -> list[str]:
-        """The inputs of a node that are no tables."""
+        """The inputs of a node that are not constant tables."""
         return [name for name in node.inputs if self.graph.tensors[name].value is None]
 
     def apart(self) -> Source:
-        """For texts that go into no file."""
+        """A `Source` for texts that are not written to a file."""
         return Source(simd=self.source.simd, threads=self.source.threads)
 
     def lowered(self, node: Node, source: Source | None = None, *, once: bool = False) -> tuple[str, Lowered]:
-        """A node's function and its name; source: where the file's texts go, by default into the file.
+        """A node's function and its name; source: receives the file's texts, by default that of the file.
 
         once: as in `layers.lower`.
         """
@@ -137,7 +137,7 @@ class _Builder:
         self.env[node.output] = self.step(name, node, lowered, inputs)
 
     def step(self, name: str, node: Node, lowered: Lowered, inputs: tuple[Access, ...]) -> Access:
-        """The access to a node's result; a step, unless the result is a piece of an input."""
+        """The access to a node's result; adds a step, unless the result is a piece of an input."""
         if lowered.layer is None:
             assert lowered.alias is not None
             return inputs[lowered.alias].moved(lowered.offset)
@@ -146,7 +146,7 @@ class _Builder:
         return output
 
     def stack(self, node: Node, names: Sequence[str], inputs: Sequence[Access]) -> Access | None:
-        """The inputs of a node as one array, where they lie one behind the other and the op takes them so."""
+        """The inputs of a node as one array, if they are stacked in memory and the op accepts that."""
         if type(ops.get(node.op)).of_stack is Op.of_stack or len(names) != len(node.inputs) or len(names) < 2:
             return None
         found = in_order(inputs)
@@ -166,7 +166,7 @@ class _Builder:
         self.steps.append(Step(function, None, layer, () if source is None else (source,), target, note=note))
 
     def outputs(self) -> None:
-        """Every output has a buffer of the caller: its own memory, or a copy where that is an input or taken."""
+        """Gives every output a buffer of the caller: its own memory, or a copy if that is an input or already taken."""
         for index, name in enumerate(self.graph.outputs):
             access, place = self.env[name], Place("output", index)
             whole = self.memories.is_whole(access, self.elements(name))
@@ -181,8 +181,8 @@ class _Builder:
 class _Body:
     """A loop of the graph as a loop in C, if its iterations differ only in what they read and write.
 
-    fits: whether it is one. The constants of all iterations are the same; what an iteration reads from outside lies in
-    one memory, at distances that are all the same; a state is no piece of another state.
+    fits: whether this is so. All iterations have the same constants; what an iteration reads from outside is in one
+    memory at equal distances; and no state is a piece of another state.
     """
 
     def __init__(self, builder: _Builder, loop: Repeat, needed: set[str]) -> None:
@@ -195,13 +195,13 @@ class _Body:
             {(read.position, read.initial) for reads in loop.reads for read in reads if isinstance(read, Carried)}
         )
         self.writes: dict[int, Access] = {}
-        """Where a position of the body writes, if not into memory of its own."""
+        """Where a position of the body writes, if not into its own memory."""
         self.states = {key: Access(f"state {key[0]} {key[1]}") for key in self.carried}
-        """What holds a state when an iteration reads it."""
+        """The memory of a state when an iteration reads it."""
         self.copied: list[tuple[int, str]] = []
         """The states that are copied at the end of an iteration."""
         self.own: dict[str, int] = {}
-        """Memory that the body writes -> the position that does."""
+        """Memory that the body writes -> the position in the body that writes it."""
         self.fits = self._equal_constants() and self._planned()
 
     def _equal_constants(self) -> bool:
@@ -237,7 +237,7 @@ class _Body:
                 ]
                 continue
             assert lowered.alias is not None
-            moved = self._moved(nodes, lowered, inputs[lowered.alias])
+            moved = self._move_access(nodes, lowered, inputs[lowered.alias])
             if moved is None:
                 return False
             local.append(moved)
@@ -260,7 +260,7 @@ class _Body:
             plain = position is not None and access == Access(access.memory) and position not in self.writes
             plain = plain and elements == builder.elements(access.memory)
             if plain and position is not None and position in stacks:
-                # the stack has one place more, in front, for the initial state
+                # the stack has one more row, in front, for the initial state
                 self.states[key] = Access(access.memory, 0, elements)
                 self.writes[position] = Access(access.memory, elements, elements)
             elif (
@@ -277,8 +277,8 @@ class _Body:
             self.writes[position] = Access(name, 0, builder.elements(name))
         return True
 
-    def _moved(self, nodes: Sequence[Node], lowered: Lowered, access: Access) -> Access | None:
-        """A piece of an input; of another place in every iteration where attributes say so."""
+    def _move_access(self, nodes: Sequence[Node], lowered: Lowered, access: Access) -> Access | None:
+        """A piece of an input, which moves with every iteration if attributes require it."""
         if not varies(nodes):
             return access.moved(lowered.offset)
         if access.turn:
@@ -289,7 +289,7 @@ class _Body:
         return in_order([access.moved(one.offset) for one in found])
 
     def _inputs(self, position: int, local: Sequence[Access]) -> tuple[Access, ...] | None:
-        """What a position reads; None where it lies in no order."""
+        """The accesses that a position reads; None if those of the iterations are not evenly spaced."""
         tensors = self.builder.graph.tensors
         found: list[Access] = []
         for read in self.loop.reads[position]:
@@ -310,7 +310,7 @@ class _Body:
         return tuple(found)
 
     def write(self) -> None:
-        """The steps, the states before the first iteration, and where later nodes find what they read."""
+        """Writes the steps, the states before the first iteration, and the places from which later nodes read."""
         builder, count = self.builder, self.loop.count
         held = {access.memory for access in self.writes.values() if access.turn}
         for key, access in self.states.items():
@@ -343,7 +343,7 @@ class _Body:
                 continue
             _, lowered = builder.lowered(node, builder.apart())
             assert lowered.alias is not None
-            moved = self._moved(nodes, lowered, inputs[lowered.alias])
+            moved = self._move_access(nodes, lowered, inputs[lowered.alias])
             assert moved is not None
             local.append(moved)
         for key in self.copied:

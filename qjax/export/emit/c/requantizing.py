@@ -1,7 +1,9 @@
-"""The requantization of a sum as a multiplication, an addition and a shift, see `emit.requantize_as_shift`.
+"""Requantizes a sum by one multiplication, addition and shift, see `emit.requantize_as_shift`.
 
-A rule's own kernel takes several steps, each of which rounds or saturates. Here they are one, which is proven to give
-the same codes for every sum of the weights.
+    codes = (sum * multiplier + offset) >> shift
+
+A rule's own kernel takes several steps, each of which rounds or saturates. Here they are one step, which is proven to
+compute the same codes for every sum that the weights allow.
 """
 
 from collections.abc import Callable
@@ -21,9 +23,9 @@ _MOST_RAISED = 4
 
 
 def pays(finish: Finish, rule: Rule) -> bool:
-    """Whether the line is shorter than a rule in plain loops: a rule in floats is, whose steps are emulated.
+    """Whether this form is shorter than the rule in plain loops; for float rules it is, as they are emulated.
 
-    The fixed-point rules need fewer instructions of a Cortex-M than the line, whose sum has 64 bits.
+    The fixed-point rules need fewer instructions of a Cortex-M than this form, whose sum has 64 bits.
     """
     line = finish.line
     if line is None:
@@ -33,10 +35,10 @@ def pays(finish: Finish, rule: Rule) -> bool:
 
 
 def finished(finish: Finish, dtype: str) -> Callable[[Value], Value]:
-    """From the sums to the codes of a dtype, by the line."""
+    """A function from the sums to the codes of a dtype, in this form."""
     line = finish.line
     if line is None:
-        raise ValueError("expected a rule that is a line; see `pays`.")
+        raise ValueError("expected a rule that is one multiplication and shift; see `pays`.")
     narrow = max(line.product, (abs(line.most) + 1) << line.shift) < 2**31
     wide = np.int32 if narrow else np.int64
     vectors = {
@@ -47,7 +49,7 @@ def finished(finish: Finish, dtype: str) -> Callable[[Value], Value]:
         vectors.update(kink=line.kink.astype(np.int32), below=line.below.astype(wide))
     if line.raised is not None:
         vectors.update({f"raised{row}": numbers.astype(np.int32) for row, numbers in enumerate(line.raised)})
-    # a number that all channels share is part of the function
+    # a number that all channels share is written into the function
     shared = {role: vector[0] for role, vector in vectors.items() if vector.size and np.all(vector == vector[0])}
     tables = {
         role: Table(finish.shape, vector.dtype.name, vector.reshape(finish.shape), role)

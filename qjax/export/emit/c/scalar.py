@@ -1,11 +1,14 @@
 """Integer expressions: the computation of one element, as C99 without undefined behaviour.
 
 An expression knows the interval of its values. If the interval proves that an operation cannot overflow, C's operator
-is used. Otherwise a helper computes modulo 2^n with unsigned arithmetic, as XLA does. Right shifts of possibly negative
-numbers and conversions to narrower signed types, which C leaves to the compiler, have helpers too. gcc and clang
-compile each to one instruction.
+is used. Otherwise a helper computes modulo 2^n with unsigned arithmetic, as XLA does:
 
-Floats (float32, of float islands) have no interval. Their operations are those that IEEE 754 rounds exactly.
+    a + b with both in [-1000, 1000]    ->    a + b
+    a + b with any int32                ->    add_32(a, b)
+
+Right shifts of possibly negative numbers and conversions to narrower signed types, which C leaves to the compiler, have
+helpers too. gcc and clang compile each to one instruction. Floats (float32, of float islands) have no interval. Their
+operations are those that IEEE 754 rounds exactly.
 """
 
 import dataclasses
@@ -22,12 +25,12 @@ SIGNED = ("int8", "int16", "int32", "int64")
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """The least and the greatest value; of floats, which have no interval, two numbers without a meaning."""
+    """The lowest and the highest value; for floats, which have no interval, two meaningless numbers."""
     return (0, 1) if dtype == "float32" else bounds.of_dtype(dtype)
 
 
 def bits(dtype: str) -> int:
-    """The width."""
+    """The width of a dtype in bits."""
     return 1 if dtype == "bool" else np.dtype(dtype).itemsize * 8
 
 
@@ -55,7 +58,7 @@ Interval = bounds.Range
 
 
 class Expressions:
-    """Makes expressions, folded and shared: what is equal is one object."""
+    """Creates expressions that are folded and shared: equal ones are one object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Scalar] = {}
@@ -90,9 +93,9 @@ class Expressions:
         return make(self, list(args), dtype) if short is None else short
 
     def in_32_bits(self, function: str, args: Sequence[Scalar], dtype: str) -> Scalar | None:
-        """An operation of int64 in int32, if that holds its operands and its result; None if it does not.
+        """An operation of int64 computed in int32, if its operands and its result fit; otherwise None.
 
-        It is faster on processors of 32 bits, and compilers make vectors of it.
+        It is faster on processors of 32 bits, and compilers can vectorize it.
         """
         if function not in _IN_32_BITS or not any(arg.dtype == "int64" for arg in args):
             return None
@@ -123,7 +126,7 @@ class Expressions:
     # ------------------------------------------------------------------ arithmetic
 
     def arithmetic(self, function: str, args: Sequence[Scalar], dtype: str, interval: Interval) -> Scalar:
-        """An operation whose ideal result lies in `interval`, modulo 2^n."""
+        """An operation whose exact result lies in `interval`, modulo 2^n."""
         least, most = limits(dtype)
         if least <= interval[0] and interval[1] <= most:
             return self._intern(function, args, dtype, *interval)
@@ -206,7 +209,7 @@ class Expressions:
                 return other if function != "and" else this
             if this.value == ones and function == "and":
                 return other
-            # bits that are all taken
+            # all bits are selected, so "and" changes nothing
             if function == "and" and this.value is not None and other.low >= 0 and _is_mask(this.value, other.high):
                 return other
         return self._intern(function, args, dtype, *_interval(function, args))
@@ -221,7 +224,7 @@ class Expressions:
         return self._intern("not", args, dtype, most - a.high, most - a.low)
 
     def shift(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
-        """JAX's shifts: by the width and beyond, a left or logical shift leaves 0 and an arithmetic one the sign."""
+        """JAX's shifts: by the width or more, a left or logical shift results in 0, an arithmetic one in the sign."""
         a, s = args
         width = bits(dtype)
         if s.value == 0:
@@ -269,7 +272,7 @@ class Expressions:
         return self._intern("select", [condition, no, yes], dtype, *_interval("select_n", [condition, no, yes]))
 
     def cast(self, args: list[Scalar], dtype: str) -> Scalar:
-        """`convert_element_type` between integers: modulo 2^n; to bool: whether it is not 0."""
+        """`convert_element_type` between integers: modulo 2^n; to bool: whether the number is not 0."""
         (a,) = args
         if a.dtype == dtype:
             return a
@@ -277,7 +280,7 @@ class Expressions:
             return self.compare("ne", [a, self.constant(0, a.dtype)])
         least, most = limits(dtype)
         if least <= a.low and a.high <= most:
-            # a cast to a wider type, and on to another one
+            # a cast to a wider type, followed by a cast to another one
             if a.function == "cast":
                 return self.cast([a.args[0]], dtype)
             return self._intern("cast", args, dtype, a.low, a.high)
@@ -287,12 +290,12 @@ class Expressions:
 
 
 def _is_mask(value: int, most: int) -> bool:
-    """Whether a value is all ones up to the highest bit of `most`, or beyond it."""
+    """Whether a value has all bits set up to the highest bit of `most`."""
     return value > 0 and value & (value + 1) == 0 and value >= most
 
 
 def _interval(primitive: str, args: Sequence[Scalar]) -> Interval:
-    """Of a primitive that has one for these operands."""
+    """The interval of a primitive that has one for these operands."""
     found = bounds.of(primitive, [arg.interval for arg in args])
     assert found is not None
     return found
@@ -361,7 +364,7 @@ _IN_32_BITS = COMPARISONS | {
     *("add", "add_any", "sub", "mul", "square", "neg", "abs", "sign", "div", "rem", "max", "min", "clamp"),
     *("and", "or", "xor", "not", "select_n", *_SHIFTS),
 }
-"""The operations whose result does not depend on the width, if it fits."""
+"""Operations whose result does not depend on the width, as long as it fits."""
 
 for _name in sorted(COMPARISONS):
     _RULES[_name] = lambda made, args, dtype, name=_name: made.compare(name, args)

@@ -1,8 +1,10 @@
-"""Products of all steps of a loop, back in the steps: RAM then holds one step's result instead of all of them.
+"""Moves a product of all steps of a loop back into the steps, so that RAM holds only one step's result.
+
+    p = dot(xs, w); loop: use(p[i])    ->    loop: use(dot(xs[i], w))
 
 Conversion puts the product of a recurrent layer's inputs in front of the loop (`qjax.lower.products`), where a runtime
 with large caches computes it faster. A microcontroller has no room for it: a layer of 128 GRU units over 49 frames
-needs 19 KB more. A row of the product depends on its own frame alone, so each step can have its own again.
+needs 19 KB more. A row of the product depends on its own frame alone, so each step can compute its own row.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from qjax.ops.slice import Slice, Split
 
 
 def products_in_steps(graph: Graph) -> Graph:
-    """The graph with a product for each step where every step reads its own row of a product of all steps."""
+    """The graph with a product for each step, if every step reads its own row of a product of all steps."""
     readers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         for name in dict.fromkeys(node.inputs):
@@ -28,7 +30,7 @@ def products_in_steps(graph: Graph) -> Graph:
     if not found:
         return graph
     tensors = dict(graph.tensors)
-    # by name: what takes a row, and what then drops its first axis
+    # by name: the node that takes a row, and the one that then drops its first axis
     slices = {row.name: (stacked, row) for stacked in found for _, row, _ in stacked.rows}
     drops = {drop.name: (stacked, source, row) for stacked in found for source, row, drop in stacked.rows}
     made: dict[tuple[str, int], str] = {}
@@ -49,7 +51,7 @@ def products_in_steps(graph: Graph) -> Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Stacked:
-    """A product whose rows are read one by one, itself or in parts.
+    """A product whose rows are read one by one, as a whole or in parts.
 
     rows: per reader, what it reads (the product or a part of it), the node that takes the row, and the one that drops
     its first axis.
@@ -64,7 +66,7 @@ class _Stacked:
         if not isinstance(op, Dot) or attributes["weight"] != 1 or attributes["lhs_batch"]:
             return None
         rule = attributes.get("rule")
-        # of a rule that asks where a number stands, a row by itself may have other codes
+        # if the rule depends on the position of a number, a separate row may have other codes
         if rule is None or not get_rule(rule).monotone or attributes["permutation"] is not None:
             return None
         shape, rank = graph.tensors[node.output].shape, attributes["rank"]
@@ -109,14 +111,14 @@ class _Stacked:
         source = before.name
         for op, made, like, attributes, constants in chain:
             if made in tensors:
-                raise ValueError(f"C: the graph has a tensor called {made!r} already; give the module another name.")
+                raise ValueError(f"C: the graph already has a tensor called {made!r}. Rename the module.")
             tensors[made] = dataclasses.replace(like, name=made)
             nodes.append(Node(made, op, (source,), made, constants, attributes, self.product.location))
             source = made
         return source
 
     def row(self, source: Node, node: Node, product: str) -> Node:
-        """What computes a step's row: its part of the product, or the product itself under the row's name."""
+        """The node that computes a step's row: its part of the product, or the product itself under the row's name."""
         if source is self.product:
             return dataclasses.replace(node, inputs=(product,))
         attributes = {**source.attributes, "axis": source.attributes["axis"] - 1}

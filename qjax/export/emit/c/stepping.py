@@ -1,6 +1,6 @@
-"""The functions of a graph with a state: `NAME_init` writes its first codes, `NAME_step` runs the network on it.
+"""The functions of a graph with a state: `NAME_init` writes its initial codes, `NAME_step` runs the network on it.
 
-The state is a struct of the caller. Every array is there twice: a call reads one and writes the other, so neither is
+The state is a struct of the caller. It contains every array twice: a call reads one and writes the other, so neither is
 copied.
 """
 
@@ -21,7 +21,7 @@ from qjax.support.names import Names
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One array of the state. input, output: what `NAME_run` calls it; "" where it does not read it."""
+    """One array of the state. input, output: its names as parameters of `NAME_run`; "" if that does not read it."""
 
     name: str
     tensor: Tensor
@@ -31,13 +31,13 @@ class Member:
 
     @property
     def first(self) -> int:
-        """The code of 0."""
+        """The code of 0, with which the array starts."""
         q = self.tensor.quantization
         return 0 if q is None else int(np.clip(np.asarray(q.zero_point).reshape(-1)[0], q.qmin, q.qmax))
 
 
 def members(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> list[Member]:
-    """The arrays of the state; none for a graph without one. inputs, outputs: the parameters of `NAME_run`."""
+    """The arrays of the state; empty for a graph without one. inputs, outputs: the parameters of `NAME_run`."""
     graph = program.graph
     names, found = Names(["turn"]), list[Member]()
     for part in state.parts(graph):
@@ -50,7 +50,7 @@ def members(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> 
 
 
 def described(held: Sequence[Member], name: str) -> list[str]:
-    """The struct, for NAME.h."""
+    """The declaration of the struct, for NAME.h."""
     if not held:
         return []
     text = (
@@ -114,7 +114,7 @@ def functions(
 
 
 Steps = tuple[list[tuple[list[np.ndarray], list[np.ndarray]]], list[np.ndarray]]
-"""Golden steps from the first state on: of each the other inputs and outputs; and the last state."""
+"""Golden steps from the initial state on: for each the other inputs and outputs; and the last state."""
 
 
 def golden(program: Program, cases: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]) -> Steps | None:

@@ -24,7 +24,7 @@ TYPES = {
 }
 
 STORED = {**TYPES, "bool": "uint8_t"}
-"""The types of what lies in memory: a boolean takes a byte, 0 or 1."""
+"""The types of arrays in memory: a boolean takes a byte, 0 or 1."""
 
 _KEYWORDS = frozenset(
     [
@@ -47,7 +47,7 @@ def identifier(text: str) -> str:
 
 
 def literal(value: Any, dtype: str) -> str:
-    """A constant expression: of an integer, of at least the width of `dtype`; of a float, exactly that one."""
+    """A constant expression: an integer of at least the width of `dtype`, or exactly that float."""
     if dtype == "float32":
         text = f"{float(value).hex()}f" if np.isfinite(value) else "INFINITY" if value > 0 else "-INFINITY"
         return f"({text})" if text.startswith("-") else text
@@ -65,7 +65,7 @@ def literal(value: Any, dtype: str) -> str:
 
 
 def comment(text: str, indent: str = "") -> list[str]:
-    """A block comment of whole lines, wrapped; paragraphs of the text stay apart."""
+    """A block comment of whole lines, wrapped; paragraphs of the text remain separate."""
     safe = text.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?").replace("\\", "/")
     safe = "".join(c if c == "\n" or 32 <= ord(c) < 127 else "?" for c in safe)
     lines: list[str] = []
@@ -83,16 +83,16 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     array = np.asarray(values)
     dtype = array.dtype.name
     items = [literal(v, dtype) for v in array.reshape(-1).tolist()]
-    body = _filled(items, WIDTH - 4)
+    body = _fill_lines(items, WIDTH - 4)
     head = f"{'static ' if static else ''}const {STORED[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]
 
 
-def _filled(items: list[str], width: int) -> list[str]:
-    """The items with commas between them, as many to a line as fit; textwrap takes minutes for millions."""
+def _fill_lines(items: list[str], width: int) -> list[str]:
+    """The items separated by commas, as many per line as fit; textwrap takes minutes for millions."""
     lines, first, used = list[str](), 0, 0
     for index, item in enumerate(items):
-        # the comma behind an item belongs to its line
+        # the comma after an item belongs to its line
         needed = len(item) + (index + 1 < len(items))
         if index > first and used + 1 + needed > width:
             lines.append(", ".join(items[first:index]) + ",")
@@ -103,7 +103,7 @@ def _filled(items: list[str], width: int) -> list[str]:
 
 
 def stripped(text: str) -> str:
-    """The expression without the parentheses around all of it."""
+    """The expression without the parentheses around the whole of it."""
     if not text.startswith("("):
         return text
     depth = 0

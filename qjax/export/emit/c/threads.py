@@ -1,7 +1,7 @@
-"""Loops whose turns several threads may share, in the words of OpenMP.
+"""Marks loops whose iterations several threads may share, by OpenMP pragmas.
 
-A turn of such a loop writes elements that no other turn writes, and its local arrays are declared in it. So the codes
-do not depend on the number of threads. A loop is marked where it has more to do than a thread takes to begin.
+An iteration of such a loop writes elements that no other iteration writes, and declares its local arrays inside. So the
+codes do not depend on the number of threads. A loop is marked if it takes longer than starting a thread.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from qjax.export.emit.c.blocks import Source, loop_head
 
 _MARK = "QJAX_THREADS"
 _LEAST = 2**14
-"""Elements from which on a loop is shared. Threads need some microseconds to begin and to meet."""
+"""Loops with at least this many elements are shared. Threads need some microseconds to start and to join."""
 _PRODUCTS = 64
 """Products of vectors that take about as long as one element."""
 
@@ -25,9 +25,9 @@ MACRO = f"""\
 
 
 def marked(source: Source, heads: Sequence[str], elements: int, turns: int = 0) -> list[str]:
-    """The openings of nested loops, the first of which threads share where that pays.
+    """The openings of nested loops, the first of which threads share if that pays off.
 
-    elements: that the nest writes. turns: of its inner loops, all elements together.
+    elements: how many the nest writes. turns: iterations of its inner loops, for all elements together.
     """
     if not source.threads or not heads or elements + turns < _LEAST:
         return list(heads)
@@ -36,10 +36,10 @@ def marked(source: Source, heads: Sequence[str], elements: int, turns: int = 0) 
 
 
 def shared(source: Source, name: str, extent: int, elements: int, products: int, *, overlap: bool = False) -> list[str]:
-    """The openings of a loop from 0 on, whose turns threads share where that pays.
+    """The opening of a loop that starts at 0, whose iterations threads share if that pays off.
 
-    elements: that the nest writes. products: that it sums with vectors. overlap: whether the last turn writes elements
-    that the one before it writes, too. One thread then computes both.
+    elements: how many the nest writes. products: how many it sums with vectors. overlap: whether the last iteration
+    also writes elements of the one before it. One thread then computes both.
     """
     head = loop_head(name, extent)
     work = elements + products // _PRODUCTS

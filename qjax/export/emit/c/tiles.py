@@ -1,6 +1,7 @@
 """Nests of loops over tiles: a few positions of a product's result that share every weight that is read.
 
-The last tile may overlap the one before it, and so may the last block of features. What is computed twice is the same.
+The last tile may overlap the one before it, and so may the last block of features. What is computed twice has the same
+result.
 """
 
 import math
@@ -59,12 +60,12 @@ class Tiles:
         return f"{counter} < {count - 1} ? {plain} : {last}"
 
     def heads(self, name: str, turns: int, *, overlap: bool) -> list[str]:
-        """The openings of the outermost loop. overlap: whether its last turn repeats a part of the one before it."""
+        """The openings of the outermost loop. overlap: whether its last iteration repeats part of the previous one."""
         elements, products = self.positions * self.features, self.positions * self.window.kernel.size
         return threads.shared(self.layer.source, name, turns, elements, products, overlap=overlap)
 
     def tiled(self, own: int, lines: list[str]) -> list[str]:
-        """A loop over tiles of so many positions."""
+        """A loop over tiles of that many positions."""
         turns = -(-self.positions // own)
         if self.positions == 1:
             return nested(["{"], lines)
@@ -89,7 +90,7 @@ class Tiles:
         return found
 
     def each_position(self, own: int, body: Callable[[list[Index]], list[str]]) -> list[str]:
-        """A loop over the positions of a tile, number `p` of it; body: of the indices of a position."""
+        """A loop over the positions of a tile, by the variable `p`; body: from a position's indices to its lines."""
         block = Block(self.layer.root, inner=True)
         outer = self.position("m", block)
         m = ["const int32_t m = first + p;"] if self.positions > 1 else []
@@ -101,7 +102,7 @@ class Tiles:
         return heads, tuple(Index.variable(f"k{axis}", size) for axis, size in enumerate(self.taps))
 
     def codes_under(self, outer: list[Index], tap: Indices) -> str:
-        """Where the channels are that a tap meets."""
+        """A pointer to the channels that a tap reads."""
         tests, start = inside(self.window, outer, tap)
         there = f"{self.window.x.name} + {start}"
         return f"{' && '.join(tests)} ? {there} : {self.padding()}" if tests else there
@@ -111,7 +112,10 @@ class Tiles:
         return self.table("padding", np.full(window.x.shape[-1], window.zero_point, np.dtype(window.x.dtype)))
 
     def copied(self, outer: list[Index], put: Put) -> list[str]:
-        """The codes of all taps one behind the other. Those of a row of the window lie so, if all are in the input."""
+        """Copy the codes of all taps into consecutive memory.
+
+        Those of one row of the window are consecutive already if all lie inside the input.
+        """
         heads, tap = self.tap_loops()
         shape = (*self.taps, self.per_group)
         one = [
@@ -132,7 +136,7 @@ class Tiles:
         return nested(heads[:-1], [*choice, *(f"    {x}" for x in single), "}"])
 
     def by_epilogue(self, sums: str, place: str, first: str, count: int) -> list[str]:
-        """From `count` sums to codes in memory, one after the other, by the traced epilogue.
+        """From `count` sums to consecutive codes in memory, by the traced epilogue.
 
         sums: an array. place: the position. first: the feature of the first sum.
         """

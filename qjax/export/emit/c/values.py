@@ -1,5 +1,7 @@
 """A kernel's computation as arrays that are read element by element: the intermediate form between JAX and C loops.
 
+    y = x.T[::2] + 1    ->    Computed("add", View(x, i, j -> j, 2 i), Literal(1))
+
 Creating a value creates no loop. Elementwise operations, reshapes, slices and iotas describe one element at an index
 (`Computed`, `View`, `Counter`, ...). Sums, matrix products and scans describe their range (`Reduced`, `Looped`).
 `jaxprs.py` reads values from JAX. `loops.py` decides which become loops and which memory.
@@ -32,7 +34,7 @@ class Literal(Value):
 
 @dataclasses.dataclass(eq=False)
 class Table(Value):
-    """Constant data; role: what it is called."""
+    """Constant data; role: its name."""
 
     array: np.ndarray
     role: str
@@ -47,9 +49,9 @@ class Buffer(Value):
 
 @dataclasses.dataclass(eq=False)
 class Register(Value):
-    """A local variable of the loop body that holds the element at the body's own indices, `place`.
+    """A local variable of the loop body that contains the element at the body's own indices, `place`.
 
-    reach: no absolute value is greater; None where nothing is known.
+    reach: a bound on its magnitude; None if none is known.
     """
 
     name: str
@@ -103,7 +105,7 @@ class Counter(Value):
 
 @dataclasses.dataclass(eq=False)
 class Chosen(Value):
-    """Rows of the source chosen by an index that is clipped into it: source[clip(rows[i...]), j...]."""
+    """Rows of the source selected by an index that is clipped to its range: source[clip(rows[i...]), j...]."""
 
     source: Value
     rows: Value
@@ -125,7 +127,7 @@ class Reduced(Value):
 
 @dataclasses.dataclass(eq=False)
 class Kept(Value):
-    """The source, computed once and read from memory: for what costs much and is read often."""
+    """The source, computed once and read from memory, because it is expensive and read often."""
 
     source: Value
 
@@ -147,19 +149,19 @@ class Loop:
 
 @dataclasses.dataclass(eq=False)
 class Looped(Value):
-    """One carry after the last turn of a loop."""
+    """One carry after the last iteration of a loop."""
 
     loop: Loop
     position: int
 
 
 def has_register(value: Value) -> bool:
-    """Whether an element depends on the turn of a loop."""
+    """Whether an element depends on the iteration of a loop."""
     return any(isinstance(item, Register) for item in reached(value, parts))
 
 
 def reached(value: Value, inside: Callable[[Value], Sequence[Value]], seen: Collection[int] = ()) -> Iterator[Value]:
-    """The value and what it is made of, each once. inside: of one value. seen: ids of those that are left out."""
+    """The value and all that it is made of, each once. inside: the parts of one value. seen: ids to leave out."""
     found, pending = set(seen), [value]
     while pending:
         item = pending.pop()
@@ -170,7 +172,7 @@ def reached(value: Value, inside: Callable[[Value], Sequence[Value]], seen: Coll
 
 
 def parts(value: Value) -> list[Value]:
-    """The values that a value is made of; of the result of a loop, those from outside of it."""
+    """The values of which a value is made; for the result of a loop, those from outside of it."""
     match value:
         case Computed():
             return list(value.operands)
@@ -192,7 +194,7 @@ def parts(value: Value) -> list[Value]:
 
 
 def _outside(step: Value, own: set[int]) -> list[Value]:
-    """What a step of a loop is made of, without the loop's own registers."""
+    """The values of which a step of a loop is made, without the loop's own registers."""
     return [item for item in reached(step, parts, own) if not parts(item)]
 
 
@@ -234,7 +236,7 @@ def size(value: Value) -> int:
 
 
 def inner_turns(value: Value) -> int:
-    """How many turns the inner loops of a value take, all elements together: those of sums, extremes and scans."""
+    """The iterations of a value's inner loops (sums, extremes and scans) for all elements together."""
     found = 0
     for item in reached(value, parts):
         match item:
@@ -248,7 +250,7 @@ def inner_turns(value: Value) -> int:
 
 
 def piece_of(value: Value) -> tuple[Buffer, int] | None:
-    """The buffer of which a value is a piece without gaps, and where it begins; None for anything else."""
+    """The buffer of which a value is a contiguous piece, and its offset; None for anything else."""
     at = tuple(Index.variable(f"i{axis}", extent) for axis, extent in enumerate(value.shape))
     own = flat(at, value.shape)
     while isinstance(value, View):

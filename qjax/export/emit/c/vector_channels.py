@@ -1,7 +1,8 @@
 """Depthwise convolutions of channels-last codes of 8 bits, many channels at a time; see `vectors.h`.
 
-Every channel has its own codes and weights, so the channels of four taps are read as four rows. Sixty-four channels at
-a time are in the order that interleaving the rows within 16 bytes gives, and so are their weights and constants:
+Every channel has its own codes and weights, so the channels of four taps are read as four rows. Blocks of sixty-four
+channels have the order that results from interleaving the rows within 16 bytes, and so have their weights and
+constants:
 
     channel 16 l + 4 j + i  is number  16 j + 4 l + i,  with l, j and i from 0 to 3
 """
@@ -24,13 +25,16 @@ _QUAD = 4
 """Taps of one step."""
 _POINTER = 8
 _MANY = 4
-"""Blocks of 16 channels that are computed together where there are so many."""
+"""Blocks of 16 channels that are computed together, if there are as many."""
 
 
 def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
-    """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in vectors."""
+    """Writes the nest of loops.
+
+    epilogue: from the sums to the codes, if `finish` is None or has no form in vectors.
+    """
     _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype)).write()
 
 
@@ -54,7 +58,7 @@ class _Nest(Tiles):
         self.order = lanes.swapaxes(0, 1).reshape(-1) if many else lanes
 
     def write(self) -> None:
-        """Loops over positions, and in each over blocks of channels."""
+        """Write loops over positions, and in each over blocks of channels."""
         block = Block(self.layer.root)
         heads: list[str] = []
         at: list[Index] = []
@@ -68,7 +72,7 @@ class _Nest(Tiles):
         )
 
     def _rows(self, at: list[Index]) -> list[str]:
-        """`rows`: where the channels are that every tap meets; of padding for taps that there are not."""
+        """Write `rows`: pointers to the channels that every tap reads; for missing taps, to padding."""
         taps = math.prod(self.taps)
         filled = taps + -taps % _QUAD
         self.layer.local(filled * _POINTER)
@@ -93,7 +97,7 @@ class _Nest(Tiles):
                 [loop_head("t", steps)],
                 [f"sums = {kind}_rows_{self.suffix}(sums, {rows}, w + t * {length});"],
             ),
-            *self._written(place),
+            *self._write_codes(place),
         ]
         return nested([loop_head("block", len(self.starts))], body)
 
@@ -117,8 +121,8 @@ class _Nest(Tiles):
 
     # ------------------------------------------------------------------ results
 
-    def _written(self, place: Index) -> list[str]:
-        """From sums to codes in memory."""
+    def _write_codes(self, place: Index) -> list[str]:
+        """The lines that compute codes from the sums and write them to memory."""
         out = f"{self.target.name} + {place * self.features} + start" if place.terms else f"{self.target.name} + start"
         if self.codes is None:
             self.layer.local(4 * FEATURES)
@@ -132,7 +136,7 @@ class _Nest(Tiles):
         return [*lines, f"numbers64_{'u8' if self.target.dtype == 'uint8' else 'i8'}({given}, {out});"]
 
     def _codes(self, part: int) -> str:
-        """Of one of the blocks of 16 channels."""
+        """The codes of one of the blocks of 16 channels."""
         assert self.codes is not None
         more = f" + {part * FEATURES}" if part else ""
 

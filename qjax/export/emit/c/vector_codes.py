@@ -1,4 +1,4 @@
-"""From sixteen sums to sixteen codes of 8 bits: calls of `vectors.h`, and the vectors of constants that they take."""
+"""From sixteen sums to sixteen codes of 8 bits: calls of `vectors.h`, and the vectors of constants that they need."""
 
 import abc
 import dataclasses
@@ -12,10 +12,10 @@ from qjax.export.emit.requantizations import Finish
 from qjax.export.emit.requantize_float32 import Scaled
 
 FEATURES = 16
-"""Of a block."""
+"""Features in a block."""
 
 Vector = Callable[[str, np.ndarray], str]
-"""(role, a number per feature) -> where the numbers of the block are."""
+"""(role, a number per feature) -> a pointer to the numbers of the block."""
 
 
 class Codes(abc.ABC):
@@ -28,7 +28,7 @@ class Codes(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class InFloats(Codes):
-    """As `Scaled`."""
+    """In float32, as in `Scaled`."""
 
     scaled: Scaled
 
@@ -41,7 +41,7 @@ class InFloats(Codes):
 
 @dataclasses.dataclass(frozen=True)
 class InIntegers(Codes):
-    """As a line whose quotients are not negative: `lift` was added to all of them."""
+    """In integers, by a multiplication and shift; `lift` was added so that no quotient is negative."""
 
     factor: np.ndarray
     offset: np.ndarray
@@ -79,7 +79,7 @@ def stored(codes: str, out: str, features: int, dtype: str) -> list[str]:
 
 
 def codes_of(finish: Finish | None, features: int, dtype: str) -> Codes | None:
-    """None where the codes take more than 8 bits, or a number more than its type."""
+    """The form of the codes; None if they have more than 8 bits, or a number does not fit its type."""
     if finish is None or dtype not in ("int8", "uint8") or math.prod(finish.shape) not in (1, features):
         return None
     if finish.scaled is not None:

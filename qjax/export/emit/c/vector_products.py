@@ -1,11 +1,11 @@
 """Products of two activations of 8 bits, sixteen features at a time; see `vectors.h`.
 
-The operand with the last axis of the result is brought into blocks of sixteen features, which lie as weights do. Then
-the rows of the other one are read as inputs of a dense layer are. With codes x and w and their zero points z:
+The operand with the last axis of the result is packed into blocks of sixteen features, in the layout of weights. Then
+the rows of the other one are read like inputs of a dense layer. With codes x and w and their zero points z:
 
     sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w
 
-Codes of uint8 in blocks become int8, they and their zero point less 128.
+uint8 codes in blocks become int8, by subtracting 128 from them and their zero point.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from qjax.export.emit.requantizations import finish_of_sum
 
 _QUAD = 4
 _WIDE, _NARROW = 8, 4
-"""Rows side by side, by the number of registers."""
+"""Rows that are computed together, by the number of registers."""
 _BYTES = ("int8", "uint8")
 _MOST_LOCAL = 2**15
-"""Bytes of a packed block on the stack, which is large where there are vectors."""
+"""Bytes of a packed block on the stack, which is large on processors with vectors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Side:
         return int(np.iinfo(self.codes.dtype).max) - self.zero_point
 
     def step(self, axis: int) -> int:
-        """From one code to the next along an axis."""
+        """The distance from one code to the next along an axis."""
         return strides(self.codes.shape)[axis]
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """rows, packed: the operands. feature: the axis of the packed one that lies innermost in the result.
+    """rows, packed: the operands. feature: the axis of the packed one that is innermost in the result.
 
     places: by side (True: the packed one) and axis, the axis of the result. codes: from sums to codes.
     """
@@ -137,7 +137,7 @@ class _Nest:
         self.zero_point = self.packed.zero_point - (128 if self.flips else 0)
 
     def write(self) -> None:
-        """Loops over what both operands share, and over the other free axes of the packed one."""
+        """Write loops over the axes that both operands share, and over the other free axes of the packed one."""
         block = Block(self.layer.root)
         heads: list[str] = []
         at: dict[int, Index] = {}
@@ -179,7 +179,7 @@ class _Nest:
     # ------------------------------------------------------------------ the packed operand
 
     def _pack(self, at: Mapping[int, Index]) -> list[str]:
-        """`w`: sixteen features from n on. `start`: see `vectors.h`. `features`: what z_x takes off, and n z_x z_w."""
+        """Write `w`: sixteen features from n on; `start`: see `vectors.h`; `features`: the terms with z_x."""
         side, width = self.packed, min(FEATURES, self.features)
         base = flat(tuple(at.get(axis, Index()) for axis in range(len(side.codes.shape))), side.codes.shape)
         down, across = side.step(side.summed), side.step(self.feature)
@@ -192,7 +192,7 @@ class _Nest:
         if down == 1:
             sums = nested([loop_head("k", self.depth)], [f"total += from[j * {across} + k];"])
             less = f" - {128 * self.depth}" if self.flips else ""
-            one = [*self._copied(across), "int32_t total = 0;", *sums, f"totals[j] = total{less};"]
+            one = [*self._copy_codes(across), "int32_t total = 0;", *sums, f"totals[j] = total{less};"]
             lines += nested([loop_head("j", width)], one)
         else:
             code = f"from[k * {down} + j * {across}]"
@@ -208,7 +208,7 @@ class _Nest:
         facts = [f"start[j] = {sign} * totals[j];", f"features[j] = {constant} + {-self.rows.zero_point} * totals[j];"]
         return lines + nested([loop_head("j", FEATURES)], facts)
 
-    def _copied(self, across: int) -> list[str]:
+    def _copy_codes(self, across: int) -> list[str]:
         """The codes of feature j, four at a time."""
         rest = self.depth - self.depth % _QUAD
         four = f"w + k * {FEATURES} + j * 4"
@@ -226,7 +226,7 @@ class _Nest:
     # ------------------------------------------------------------------ the rows
 
     def _tiles(self, at: Mapping[int, Index], own: int) -> list[str]:
-        """A loop over tiles of so many rows."""
+        """A loop over tiles of that many rows."""
         turns = -(-self.positions // own)
         first = f"tile * {own}"
         if (turns - 1) * own != self.positions - own:
@@ -248,16 +248,16 @@ class _Nest:
         steps = [f"sums{p} = sums16_add_{suffix}(sums{p}, x{p} + k, w + k * {FEATURES});" for p in range(own)]
         body += nested([f"for (int32_t k = 0; k < {self.padded}; k += {_QUAD}) {{"], steps)
         for p in range(own):
-            body += self._written(p)
+            body += self._write_codes(p)
         return nested([loop_head("tile", turns)] if turns > 1 else ["{"], body)
 
     @property
     def _copies(self) -> bool:
-        """Whether four codes of a row do not lie in memory as they are read."""
+        """Whether four consecutive codes of a row are not consecutive in memory."""
         return self.rows.step(self.rows.summed) != 1 or self.padded != self.depth
 
     def _each_row(self, at: Mapping[int, Index], own: int) -> list[str]:
-        """`rows`, `places` and `apart`: where a row is, where its results go, and what z_w takes off."""
+        """Write `rows`, `places` and `apart`: a pointer to a row, one to its results, and the term with z_w."""
         side, places = self.rows, self.product.places
         shared = {a: at[b] for a, b in zip(side.batch, self.packed.batch, strict=True)}
         lines = ["const int32_t m = first + p;"]
@@ -299,7 +299,7 @@ class _Nest:
             ]
         return nested([loop_head("p", own)], lines)
 
-    def _written(self, p: int) -> list[str]:
+    def _write_codes(self, p: int) -> list[str]:
         number = f"numbers16_plus(sums16_numbers(sums{p}), features, {f'apart[{p}]' if self.zero_point else '0'})"
 
         def vector(role: str, values: np.ndarray) -> str:

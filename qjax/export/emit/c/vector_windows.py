@@ -1,8 +1,8 @@
 """Products of channels-last codes of 8 bits with weights, sixteen features at a time; see `vectors.h`.
 
 Every position of the result has the same features. So a few positions, a tile, share every vector of weights that is
-read, and a few blocks of features share the codes. A tap is one position of the window, and its codes lie one behind
-the other. If their number is no multiple of four, the codes of all taps are copied to a local array first.
+read, and a few blocks of features share the codes. A tap is one position of the window, and its codes are consecutive.
+If their number is no multiple of four, the codes of all taps are copied to a local array first.
 """
 
 import math
@@ -21,22 +21,26 @@ from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantizations import Finish
 
 _QUAD = 4
-"""Codes that one step adds, and sums side by side where registers are few."""
+"""Codes that one step adds, and sums that are computed together if registers are few."""
 _MOST_POSITIONS = 8
 _MOST_BLOCKS = {1: 8, 2: 8, 3: 8, 4: 6, 5: 4, 6: 4, 7: 3, 8: 3}
-"""By positions, the blocks of features with which sums, weights and codes fill 32 registers of 64 bytes. No more than
-8: a step of a sum waits for the one before it, which 8 sums hide."""
+"""By positions, the blocks of features with which sums, weights and codes fill 32 registers of 64 bytes.
+
+There are at most 8, because a step of a sum waits for the one before it, and 8 sums hide that.
+"""
 _SPEED = {1: 0.7, 2: 0.75, 3: 0.75, 4: 0.75, 5: 0.9, 6: 0.97, 7: 0.98, 8: 1.0}
-"""By positions, how fast sums are computed; `_ONE_BLOCK` of it with one block. Seen on an AMD EPYC of the fifth
-generation."""
+"""By positions, how fast sums are computed, relative to 8; with one block, `_ONE_BLOCK` times that.
+
+Measured on an AMD EPYC of the fifth generation.
+"""
 _ONE_BLOCK = 0.85
 _POINTER = 8
 _MOST_LOCAL = 2**15
-"""Bytes of a tile's codes or pointers on the stack, which is large where there are vectors."""
+"""Bytes of a tile's codes or pointers on the stack, which is large on processors with vectors."""
 
 
 def fits(window: Window) -> bool:
-    """Whether a product has a form here."""
+    """Whether this file can write the product."""
     features, *taps, per_group = window.kernel.shape
     if not in_bytes(window):
         return False
@@ -57,7 +61,10 @@ def is_depthwise(window: Window) -> bool:
 def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
-    """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in vectors."""
+    """Writes the nest of loops.
+
+    epilogue: from the sums to the codes, if `finish` is None or has no form in vectors.
+    """
     if is_depthwise(window):
         vector_channels.store(layer, target, window, epilogue, finish)
     else:
@@ -88,17 +95,17 @@ class _Nest(Tiles):
     # ------------------------------------------------------------------ products
 
     def write(self) -> None:
-        """Features share their codes."""
+        """Write a product whose features share their codes."""
         wide, narrow = self._product(*self._wide()), self._product(*self._narrow())
         both = ["#if QJAX_SUMS >= 8", *wide, "#else", *narrow, "#endif"]
         self.layer.root.add(*(narrow if wide == narrow else both))
 
     def _narrow(self) -> tuple[int, int]:
-        """How many positions and blocks of features are summed side by side in few registers."""
+        """How many positions and blocks of features are summed together with few registers."""
         return (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, self.blocks))
 
     def _wide(self) -> tuple[int, int]:
-        """The same in 32 registers, in the least time. Tiles that overlap compute some sums twice."""
+        """The same with 32 registers, in the least time. Tiles that overlap compute some sums twice."""
         best = (math.inf, 0, 1, 1)
         for own in range(1, min(self.positions, _MOST_POSITIONS) + 1):
             for together in range(1, min(self.blocks, _MOST_BLOCKS[own]) + 1):
@@ -108,7 +115,7 @@ class _Nest(Tiles):
         return best[2], best[3]
 
     def _product(self, own: int, together: int) -> list[str]:
-        """The nest. own: positions of a tile. together: blocks."""
+        """Write the nest. own: positions of a tile. together: blocks."""
         kernel = self.window.kernel.reshape(self.features, -1, self.per_group)
         copies = self.per_group % _QUAD != 0
         if copies:
@@ -132,7 +139,7 @@ class _Nest(Tiles):
             *(nested([loop_head("t", taps)], one_tap) if taps > 1 else one_tap),
         ]
         for total, p, b in sums:
-            body += self._written(total, _plus("first", p), _plus("block", b))
+            body += self._write_codes(total, _plus("first", p), _plus("block", b))
         turns = -(-self.blocks // together)
         counter = "block" if together == 1 and not grouped else "turn"
         if counter == "turn":
@@ -152,7 +159,7 @@ class _Nest(Tiles):
     # ------------------------------------------------------------------ parts
 
     def _blocked(self, vector: np.ndarray) -> np.ndarray:
-        """A number per feature, block by block; 0 for features that there are not."""
+        """A number per feature, block by block; 0 for missing features."""
         return self._in_blocks(vector).reshape(-1)
 
     def _in_blocks(self, values: np.ndarray) -> np.ndarray:
@@ -172,7 +179,7 @@ class _Nest(Tiles):
         return f"sums16_start_{self.suffix}({name} + {block} * {FEATURES})"
 
     def _rows(self, own: int, copies: bool, taps: int, each: int) -> list[str]:
-        """`rows`: where the codes of every tap and position of the tile are."""
+        """Write `rows`: pointers to the codes of every tap and position of the tile."""
         kind = f"const {self.kind} *"
         count = math.prod(self.taps) * self.per_group
 
@@ -197,8 +204,8 @@ class _Nest(Tiles):
         self.layer.local(own * taps * _POINTER)
         return [f"{kind}rows[{own * taps}];", *self.each_position(own, point)]
 
-    def _written(self, sums: str, place: str, block: str) -> list[str]:
-        """From sums to codes in memory. place: the position. block: of features."""
+    def _write_codes(self, sums: str, place: str, block: str) -> list[str]:
+        """The lines that compute codes from the sums. place: the position. block: of features."""
         first = self._first(block)
         out = f"{self.target.name} + {first}"
         if self.positions > 1:
@@ -226,7 +233,7 @@ class _Nest(Tiles):
         return f"({block} / {self.blocks} * {self.own} + ({within}))"
 
     def _scalar(self, sums: str, place: str, first: str) -> list[str]:
-        """One sum after the other."""
+        """The same for one sum after the other."""
         self.layer.local(4 * FEATURES)
         stored = ["int32_t acc[16];", f"numbers16_store(sums16_numbers({sums}), acc);"]
         codes = self.by_epilogue("acc", place, first, min(FEATURES, self.own))

@@ -1,4 +1,6 @@
-"""Packed weights in flash: two codes of 4 bits per byte, four codes of 2 bits.
+"""Packed weights in flash: two codes of 4 bits per byte, or four codes of 2 bits.
+
+    a row of 4-bit codes a b c d    ->    the bytes a | c << 4 and b | d << 4 (folded), or a | b << 4 and c | d << 4
 
 The bytes are those of `export.packing`, with neighbours in one byte. A loop reads a code with the helper `int4_at`.
 Rows that a loop reads from start to end are folded first: byte k holds the codes k and k + half of the row. So the loop
@@ -20,7 +22,7 @@ _DTYPES = ("int8", "uint8", "int16", "uint16")
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A constant array of codes; bits: that one takes. dtype: of the codes, before they were packed."""
+    """A constant array of codes; bits: of each code in memory. dtype: of the codes, before they were packed."""
 
     source: Source
     name: str
@@ -28,12 +30,12 @@ class Weights:
     dtype: str
 
     def at(self, place: Index) -> str:
-        """The code at a place, as text of a type that holds all of `dtype`'s codes that there are."""
+        """The code at an offset, as text of a type that fits all codes of `dtype` that occur."""
         text = f"{self.name}[{place}]"
         if self.bits in PACKED:
             self.source.helpers.add(f"int{self.bits}_at")
             text = f"int{self.bits}_at({self.name}, {place})"
-        # C widens signed codes of fewer bits
+        # C extends signed codes of fewer bits
         return f"({TYPES[self.dtype]}){text}" if self.dtype.startswith("u") and self.bits < 16 else text
 
     def within(self, byte: str, position: int) -> str:
@@ -44,18 +46,18 @@ class Weights:
 
 
 def fitting(codes: np.ndarray) -> bool:
-    """Whether these are codes that may be stored in other bits than their dtype's."""
+    """Whether these are codes that may be stored with other bits than their dtype's."""
     return codes.dtype.name in _DTYPES and codes.size > 0
 
 
 def bits_of(codes: np.ndarray) -> int:
-    """2, 4, 8 or 16: the fewest, as signed numbers, that hold every code."""
+    """2, 4, 8 or 16: the fewest bits of signed numbers that fit every code."""
     low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
     return next((n for n in (*PACKED, 8, 16) if -(2 ** (n - 1)) <= low and high < 2 ** (n - 1)), 32)
 
 
 def store(source: Source, wanted: str, codes: np.ndarray, *, rows: bool = False) -> Weights:
-    """The codes as a table. rows: every row, the last axis, is filled up with zeros to whole bytes and folded."""
+    """Store the codes as a table. rows: pad every row (the last axis) with zeros to whole bytes and fold it."""
     dtype, bits = codes.dtype.name, bits_of(codes)
     if bits in PACKED:
         if rows:

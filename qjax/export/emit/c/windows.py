@@ -34,8 +34,8 @@ MOST_LOCAL = 4096
 class Window:
     """A convolution whose input has its channels last and is not dilated; a dense layer is one without taps.
 
-    x: (batch, *spatial, channels). kernel: codes (features, *window, channels of a group). out_axes: of the result,
-    those of (batch, *spatial, feature).
+    x: (batch, *spatial, channels). kernel: codes (features, *window, channels of a group). out_axes: the axes of the
+    result that are (batch, *spatial, feature).
     """
 
     x: Buffer
@@ -49,7 +49,7 @@ class Window:
 
 
 def store(layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value]) -> None:
-    """The nest of loops. epilogue: from the accumulators, a register of the target's shape, to the codes."""
+    """Write the nest of loops. epilogue: from the accumulators, a register of the target's shape, to the codes."""
     _Nest(layer, target, window, epilogue).write()
 
 
@@ -57,7 +57,7 @@ class _Nest:
     def __init__(self, layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value]) -> None:
         self.layer, self.target, self.window, self.epilogue = layer, target, window, epilogue
         self.features, *self.taps, self.per_group = window.kernel.shape
-        # features in the same part share what they read
+        # features of the same group share what they read
         self.block = Block(layer.root)
         self.heads: list[str] = []
         space = {1: ("x",), 2: ("y", "x"), 3: ("z", "y", "x")}.get(len(self.taps))
@@ -85,7 +85,7 @@ class _Nest:
     # ------------------------------------------------------------------ many products
 
     def _by_product(self, count: int) -> None:
-        """patch = the codes under the window; for each feature a dot product with it."""
+        """Write patch = the codes under the window, and for each feature a dot product with it."""
         window, block, heads = self.window, self.block, self.heads
         each = self.features // window.groups
         group = _variable(block, heads, "g", window.groups)
@@ -115,7 +115,7 @@ class _Nest:
             self.layer.local(2 * bytes_ * per_byte)
             lines.append(f"{wide} {patch}[{bytes_ * per_byte}];")
             lines += nested(tap_heads, [*inner.lines, *nested(ic_heads, [f"{patch}[{place}] = {read};"])])
-            # fill the array up to whole bytes of weights, whose last codes are 0
+            # pad the array up to whole bytes of weights, whose last codes are 0
             lines += [f"{patch}[{rest}] = 0;" for rest in range(count, bytes_ * per_byte)]
             k_heads: list[str] = []
             k = _variable(block, k_heads, "k", bytes_)
@@ -138,7 +138,7 @@ class _Nest:
     # ------------------------------------------------------------------ few products
 
     def _by_feature(self) -> None:
-        """acc[c] for all features at once."""
+        """Write acc[c] for all features at once."""
         window, block = self.window, self.block
         kernel = np.ascontiguousarray(np.moveaxis(window.kernel, 0, -1))
         stored = weights.store(self.layer.source, self._kernel, kernel)
@@ -179,7 +179,7 @@ class _Nest:
         return f"{acc} += {' + '.join(products)};"
 
     def _row(self, block: Block, tap: Sequence[Index], group: Index) -> tuple[str, Index]:
-        """The pointer to the channels that one tap meets, and the index of the first of the group's."""
+        """The pointer to the channels that one tap reads, and the index of the first of the group's."""
         window, layer = self.window, self.layer
         shape = window.x.shape
         tests, start = inside(window, self.outer, tap)
@@ -215,14 +215,14 @@ class _Nest:
         self.layer.root.add(*nested(self._shared(self.heads) or ["{"], lines))
 
     def _shared(self, heads: list[str]) -> list[str]:
-        """The openings of outermost loops, of which threads may share the first."""
+        """The openings of outermost loops, the first of which threads may share."""
         elements = math.prod(self.target.shape)
         products = elements * self.window.kernel.size // self.features
         return threads.marked(self.layer.source, heads, elements, products)
 
 
 def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:
-    """The index of a loop, which is opened in `heads`; no loop runs over one element."""
+    """The index of a loop that is opened in `heads`; over one element there is no loop."""
     if size == 1:
         return Index()
     name = block.fresh(name)
@@ -231,7 +231,7 @@ def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:
 
 
 def inside(window: Window, outer: Sequence[Index], tap: Sequence[Index]) -> tuple[list[str], Index]:
-    """What must hold for a tap to meet the input, and where the channels that it then meets begin."""
+    """The conditions under which a tap lies inside the input, and the offset of the channels that it then reads."""
     shape = window.x.shape
     places: list[Index] = [outer[0]]
     tests: list[str] = []
@@ -245,7 +245,7 @@ def inside(window: Window, outer: Sequence[Index], tap: Sequence[Index]) -> tupl
 
 
 def reach(window: Window) -> int:
-    """No input makes the absolute value of a sum, or of a part of it, greater."""
+    """A bound on the magnitude of a sum, and of any part of it, over all inputs."""
     greatest = max(abs(limit) for limit in limits(window.x.dtype))
     sums = np.abs(window.kernel.astype(np.int64)).reshape(window.kernel.shape[0], -1).sum(axis=1)
     return int(sums.max(initial=0)) * greatest

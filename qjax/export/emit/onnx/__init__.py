@@ -1,4 +1,4 @@
-"""ONNX: a graph as one .onnx file.
+"""ONNX: writes a graph as one .onnx file.
 
 Style "integer" uses only standard operators on integers, for any target; see `integer`. The targets of ONNX Runtime
 have two more styles, which run on its 8-bit kernels: "qdq" (float operators between DequantizeLinear and
@@ -17,10 +17,10 @@ from qjax.graph.ir import Graph
 from qjax.support.names import short_location
 
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino", "qonnx": "qonnx"}
-"""Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""
+"""Style -> the module of this package that defines its `to_model(graph, *, batch, ...)`."""
 
 _OWN = {"onnxruntime": "qdq", "onnxruntime_avx2": "qdq", "openvino_cpu": "openvino"}
-"""Target -> the style that is written for its runtime."""
+"""Target -> the style for its runtime."""
 
 PORTABLE = ("floats", "codes")
 """How biases may be written for other runtimes than ONNX Runtime."""
@@ -41,15 +41,16 @@ def emit(
     Args:
       style: one of `STYLES`; None: "qdq" for a graph under a target of ONNX Runtime, "openvino" for one under
         `openvino_cpu`, "integer" for all others.
-      batch: the size of the batch in the file; None leaves it free.
+      batch: the batch size in the file; None leaves it free.
       codes: whether the inputs and outputs of the model are codes rather than floats; those of "integer" always are.
-      portable: of style "qdq": write it for other runtimes than ONNX Runtime, every operator between DequantizeLinear
-        and QuantizeLinear (see `portable`). "floats": with biases of float32. "codes": with biases of int32.
-      vnni: the file runs on x86 CPUs with VNNI only. There weights of int8 beside activations of uint8 are faster, and
-        exact; on other x86 CPUs the same file may give other codes.
+      portable: for style "qdq": write the file for other runtimes than ONNX Runtime, with every operator between
+        DequantizeLinear and QuantizeLinear (see `portable`). "floats": with biases of float32. "codes": with biases of
+        int32.
+      vnni: whether the file only has to run on x86 CPUs with VNNI. There weights of int8 beside activations of uint8
+        are faster, and exact; on other x86 CPUs the same file may return other codes.
 
     Raises:
-      ValueError: an unknown style, or a graph that the style cannot hold; the message names the node and the cure.
+      ValueError: an unknown style, or a graph that the style cannot represent; the message names the node and the cure.
     """
     model = to_model(graph, style=style, batch=batch, codes=codes, portable=portable, vnni=vnni)
     files.write(model.SerializeToString(deterministic=True), path)
@@ -80,9 +81,9 @@ def to_model(
             f"saturate. Got vnni={vnni!r} with portable={portable!r} under {graph.target!r}."
         )
     if vnni and style in ("openvino", "qonnx"):
-        raise ValueError(f"emit: style {style!r} has one form for every CPU. Got vnni=True; leave it out.")
+        raise ValueError(f"emit: style {style!r} is the same file for every CPU. Got vnni=True; leave it out.")
     check_islands(graph, "onnx")
-    # here and not where the model is made: a reader makes it once more, with the places that the file states
+    # here and not where the model is made, because a reader makes it again, with the locations that the file states
     nodes = tuple(dataclasses.replace(node, location=short_location(node.location)) for node in graph.nodes)
     graph = graph.replace(nodes=nodes)
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")

@@ -50,7 +50,7 @@ def _shift_function(library: Library, kind: str, dtype: str) -> str:
 
 
 def count_leading_zeros(builder: Builder, dtype: str, x: str) -> str:
-    """How many bits above the highest set one; of a signed type, 0 for negative numbers."""
+    """How many bits lie above the highest set one; for a signed type, 0 for negative numbers."""
     width = np.iinfo(dtype).bits
     if width < 32:
         wide = builder.cast(builder.cast(x, unsigned(dtype)), "int32")
@@ -61,7 +61,7 @@ def count_leading_zeros(builder: Builder, dtype: str, x: str) -> str:
 
 
 def _clz_function(library: Library, dtype: str) -> str:
-    """Halving: where the upper half holds a bit, the lower one does not matter."""
+    """By halving: if the upper half has a bit, the lower one does not matter."""
     b = Builder(library, ("x",))
     kind = unsigned(dtype)
     rest, width = b.cast("x", kind), int(np.iinfo(dtype).bits)

@@ -1,6 +1,6 @@
-"""Writes the bodies of functions: nodes with unique names; equal constants and expressions only once.
+"""Writes the bodies of functions: nodes with unique names, in which equal constants and expressions exist only once.
 
-A `Library` holds the model-local functions (domain "qjax") of one model. Equal bodies become one function, so nodes
+A `Library` collects the model-local functions (domain "qjax") of one model. Equal bodies become one function, so nodes
 with the same computation call the same function.
 """
 
@@ -16,10 +16,10 @@ from qjax.support.names import Names
 
 DOMAIN = "qjax"
 OPSET = 26
-"""The newest that ONNX Runtime 1.31 runs."""
+"""The newest opset that ONNX Runtime 1.31 runs."""
 IR_VERSION = 13
 VERSION = 10
-"""Of the form of the files, as their metadata state it. Readers refuse any other."""
+"""The version of the file format, as the metadata state it. Readers reject any other."""
 
 
 def opset_imports() -> list[onnx.OperatorSetIdProto]:
@@ -35,15 +35,16 @@ def element_type(dtype: DTypeLike) -> int:
 class Library:
     """The model-local functions of one model, in the order of their definition.
 
-    signed: whether weights of int8 may meet activations of uint8 in MatMulInteger, whatever their size.
-    for_runtime: whether the file is for ONNX Runtime alone: with float64 where that is exact, and by its speeds.
+    signed: whether MatMulInteger may combine weights of int8 with activations of uint8, whatever their size.
+    for_runtime: whether the file is for ONNX Runtime alone: with float64 where that is exact, and optimised for its
+    speed.
     """
 
     def __init__(self, *, signed: bool = False, for_runtime: bool = False) -> None:
         self.signed, self.for_runtime = signed, for_runtime
         self.functions: dict[str, onnx.FunctionProto] = {}
         self.bodies: dict[Any, Any] = {}
-        """What was written for a call, by `equal_calls.key_of` it."""
+        """What was written for a call, by the call's `equal_calls.key_of`."""
         self._by_body: dict[bytes, str] = {}
         self._names = Names()
 
@@ -56,7 +57,7 @@ class Library:
         doc: str = "",
         attributes: Sequence[str] = (),
     ) -> str:
-        """The name of the function with that body; `name`, or `name_2` and so on where another body has it."""
+        """The name of the function with that body; `name`, or `name_2` and so on if another body has that name."""
         function = helper.make_function(
             DOMAIN, name, inputs, outputs, nodes, opset_imports(), attributes, doc_string=doc.strip()
         )
@@ -69,7 +70,7 @@ class Library:
 
 
 class Builder:
-    """The nodes of one body. reserved: names with another meaning there."""
+    """The nodes of one body. reserved: names that have another meaning in it."""
 
     def __init__(self, library: Library, reserved: Sequence[str] = (), parent: "Builder | None" = None) -> None:
         self.library = library
@@ -80,7 +81,7 @@ class Builder:
         self._known: dict[object, str] = {}
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing in the body has yet."""
+        """A name that nothing in the body has so far."""
         return self._names.fresh(hint)
 
     def op(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
@@ -118,7 +119,7 @@ class Builder:
         return self.constant(np.asarray(values, np.int64))
 
     def cast(self, name: str, dtype: DTypeLike) -> str:
-        """The same integers in another dtype; what does not fit keeps its low bits, as ONNX's Cast says."""
+        """The same integers in another dtype; what does not fit keeps its low bits, as defined by ONNX's Cast."""
         return self.op("Cast", name, to=element_type(dtype))
 
     def live(self, outputs: Sequence[str]) -> list[onnx.NodeProto]:

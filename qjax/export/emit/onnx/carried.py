@@ -1,10 +1,10 @@
-"""Elementwise arithmetic of integers in the narrowest type that holds them.
+"""Elementwise arithmetic of integers in the narrowest type that represents them.
 
-A kernel computes in int64 where its widest number needs it. ONNX Runtime is two to four times as fast in int32, and its
-maximum of int64 is wrong. So each traced integer has a range, and a carrier, which is the type of the tensor that holds
-it:
+A kernel computes in int64 if its widest number needs it. ONNX Runtime is two to four times as fast in int32, and its
+maximum of int64 is wrong. So each traced integer has a range, and a carrier, which is the type of the tensor that
+stores it:
 
-- int32 where the operands and the result fit;
+- int32 if the operands and the result fit;
 - float64, for long sums and after a rounding, while every number is below 2^53, in files for ONNX Runtime alone;
 - otherwise the dtype of the trace.
 
@@ -25,10 +25,10 @@ from qjax.export.emit.onnx.views import View, Views
 
 FLOATS = "float64"
 EXACT = 2**53
-"""float64 holds every integer up to it."""
+"""float64 represents every integer up to this one."""
 
 _FEW = 4096
-"""Up to so many elements the number of operators decides, not their speed."""
+"""Up to this many elements the number of operators decides, not their speed."""
 
 _IN_FLOATS = ("add", "sub", "mul", "square", "neg", "abs", "max", "min", "select_n", "eq", "ne", "lt", "le", "gt", "ge")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -48,7 +48,7 @@ class Carried(Views):
         return view if view.kind == view.dtype else dataclasses.replace(self.carried(view, view.dtype), held=None)
 
     def carried(self, view: View, kind: str) -> View:
-        """The view in another carrier, which holds its range."""
+        """The view in another carrier that fits its range."""
         if view.kind == kind:
             return view
         if view.value is not None:
@@ -69,7 +69,7 @@ class Carried(Views):
         return math.prod(n // self.free if self.free and n and n % self.free == 0 else n for n in view.stored) <= most
 
     def apply(self, write: Apply, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View:
-        """write(*names) of operands of one shape (or scalars), aligned to the order of the largest."""
+        """write(*names) on operands of one shape (or scalars), aligned to the axis order of the largest."""
         views = [dataclasses.replace(view, shape=shape) if not view.shape else view for view in x]
         order = self.common_order(views)
         aligned = [self.aligned(view, order) for view in views]
@@ -85,7 +85,7 @@ class Carried(Views):
     # ------------------------------------------------------------------ operations
 
     def in_range(self, name: str, params: Any, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View | None:
-        """An elementwise primitive, in the narrowest carrier; None where its range is not known."""
+        """An elementwise primitive, in the narrowest carrier; None if its range is not known."""
         if any(view.dtype not in bounds.INTEGERS for view in x):
             return None
         simple = self._simple(name, x, shape, dtype)
@@ -97,10 +97,10 @@ class Carried(Views):
         if found[0] == found[1]:
             return self.number(found[0], dtype, shape)
         if name in ("shift_left", "shift_right_arithmetic"):
-            return self._shifted(name, x[0], x[1], shape, found)
+            return self._write_shift(name, x[0], x[1], shape, found)
         if x[-1].dtype == "bool":
             return None
-        result = self._written(name, params, list(x), shape, dtype, found)
+        result = self._write_primitive(name, params, list(x), shape, dtype, found)
         return dataclasses.replace(result, low=found[0], high=found[1])
 
     def _simple(self, name: str, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View | None:
@@ -131,7 +131,7 @@ class Carried(Views):
                 return other
         return None
 
-    def _written(
+    def _write_primitive(
         self, name: str, params: Any, x: list[View], shape: tuple[int, ...], dtype: str, found: bounds.Range
     ) -> View:
         numbers = x[1:] if name == "select_n" else x
@@ -149,7 +149,9 @@ class Carried(Views):
 
     # ------------------------------------------------------------------ shifts
 
-    def _shifted(self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range) -> View | None:
+    def _write_shift(
+        self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range
+    ) -> View | None:
         result = None
         if amount.value is not None:
             result = self._by_number(name, x, int(amount.value), shape, found)
@@ -162,14 +164,14 @@ class Carried(Views):
         if name == "shift_left":
             if not bounds.fits((one, one), dtype):
                 return None
-            return self._written("mul", None, [x, self.number(one, dtype)], shape, dtype, found)
+            return self._write_primitive("mul", None, [x, self.number(one, dtype)], shape, dtype, found)
         if x.kind == FLOATS:
             scaled = self.builder.op("Mul", x.name, self.builder.constant(np.float64(1 / one)))
             return dataclasses.replace(x, name=self.builder.op("Floor", scaled), shape=shape)
         lift = max(0, -(x.range[0] >> bits))
         raised = (lift << bits) + x.range[0], (lift << bits) + x.range[1]
         if not bounds.fits(raised, dtype):
-            # as ONNX has no such shift, the function of any numbers
+            # ONNX has no such shift, so call the function for any numbers
             settled = self.settled(x)
             moved = ELEMENTWISE[name](self.builder, dtype, None, (settled.name, self.number(bits, dtype).name))
             return dataclasses.replace(settled, name=moved, shape=shape)
@@ -191,7 +193,7 @@ class Carried(Views):
         return self.builder.cast(moved, kind)
 
     def _by_tensor(self, name: str, x: View, amount: View, shape: tuple[int, ...], found: bounds.Range) -> View:
-        """Of numbers that are not negative."""
+        """A right shift by a tensor, for numbers that are not negative."""
         dtype = x.dtype
         kind = "int32" if all(bounds.fits(one, "int32") for one in (x.range, found)) and amount.range[1] < 32 else dtype
         direction = "LEFT" if name == "shift_left" else "RIGHT"
@@ -213,4 +215,4 @@ _UNCHANGED = {
     ("shift_left", 0),
     ("shift_right_arithmetic", 0),
 }
-"""A primitive and its second operand that give the first one."""
+"""Primitives and a second operand with which they return the first one."""

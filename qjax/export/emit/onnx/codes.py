@@ -1,4 +1,4 @@
-"""Shared by the styles "qdq" and "qoperator": operations on codes, supported graphs, session options."""
+"""What the styles "qdq" and "qoperator" share: operations on codes, supported graphs, session options."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ RESCALE_OPTION = "session.disable_double_qdq_remover"
 class Options:
     """batch, codes, vnni: see `qjax.export.emit.onnx.emit`.
 
-    plain: for other runtimes than ONNX Runtime. Products keep activations of int8 as they are, instead of moving them
-    to uint8, and take weights of the same signedness. Functions of integers are those of style "integer". `portable`
-    and style "qonnx" need this, because the quantizers that they write state the grids of the graph.
+    plain: for other runtimes than ONNX Runtime. Products leave activations of int8 unchanged instead of converting them
+    to uint8, and use weights of the same signedness. Functions of integers are those of style "integer". `portable` and
+    style "qonnx" need this, because the quantizers that they write contain the grids of the graph.
     """
 
     batch: int | None = None
@@ -34,7 +34,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """Codes and their grid: names of tensors of the model. axis: along which a constant's scales run, None for one."""
+    """Codes and their grid: names of tensors of the model. axis: of a constant's scales, None for one."""
 
     codes: str
     scale: str
@@ -46,7 +46,7 @@ class Operand:
 class Bias:
     """An int32 bias on the accumulator's grid; scale: the name of its step, axis: as an operand's.
 
-    Of a runtime whose rule takes the bias, codes are float32, and scale is the effective scale.
+    For a runtime whose rule takes the bias, codes are float32, and scale is the effective scale.
     """
 
     codes: str
@@ -58,9 +58,9 @@ class Bias:
 class Operation:
     """One operation on codes.
 
-    real: ONNX's operator on floats for it; None for a requantization.
-    result: the quantization parameters of the result, and the name under which its codes are computed.
-    node: that it writes. span: the lowest and the highest code of the result.
+    real: the corresponding ONNX operator on floats; None for a requantization. result: the quantization parameters of
+    the result, and the name of the tensor of its codes. node: the node of the graph that it represents. span: the
+    lowest and the highest code of the result.
     """
 
     real: str | None
@@ -74,12 +74,12 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What a runtime has on codes.
+    """What a runtime supports on codes.
 
-    operations: by the graph's operation, what writes a node of it as one of the runtime's, or says that it cannot.
-    rule: of its products. formulas: of its operations without weights, by the field of a target.
-    weight_of, bias_of: how it wants weights and biases, see `weights`.
-    clamps: whether it bounds codes. Otherwise an operation's `span` does.
+    operations: by the graph's operation, a function that writes a node of it as one of the runtime's, or reports that
+    it cannot. rule: of its products. formulas: of its operations without weights, by the field of a target. weight_of,
+    bias_of: the form of its weights and biases, see `weights`. clamps: whether it bounds codes. Otherwise an
+    operation's `span` does.
     """
 
     operations: Mapping[str, Callable[[Any, Node], bool]]
@@ -103,29 +103,29 @@ def limits(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def is_narrower(dtype: str, low: int, high: int) -> bool:
-    """Whether codes within [low, high] are not all of their dtype."""
+    """Whether [low, high] excludes some codes of the dtype."""
     info = np.iinfo(dtype)
     return (low, high) != (info.min, info.max)
 
 
 def checked(graph: Graph, style: str, options: Options) -> Graph:
-    """The graph, if a style of ONNX Runtime's operators can hold it. Raises ValueError."""
+    """The graph, if a style of ONNX Runtime's operators can represent it. Raises ValueError."""
     if graph.target not in TARGETS:
         raise ValueError(
-            f"emit: style {style!r} is the arithmetic of the targets {', '.join(TARGETS)}; the graph obeys "
-            f"{graph.target!r}. graph.retarget('onnxruntime') changes its rounding; style='integer' keeps it."
+            f"emit: style {style!r} has the arithmetic of the targets {', '.join(TARGETS)}, but the graph has that of "
+            f"{graph.target!r}. graph.retarget('onnxruntime') changes its rounding; style='integer' preserves it."
         )
     check_options(options)
     if not options.codes and graph.quantization != "division":
         raise ValueError(
-            f"emit: QuantizeLinear divides, but the graph makes codes of its inputs by {graph.quantization!r}: emit it "
+            f"emit: QuantizeLinear divides, but the graph quantizes its inputs by {graph.quantization!r}: emit it "
             "with codes=True and quantize outside, or convert the model for the target 'onnxruntime'."
         )
     return check_integer(graph)
 
 
 def check_options(options: Options) -> None:
-    """Raise a ValueError for a batch or for codes of another kind."""
+    """Raise a ValueError if the batch or `codes` has a wrong type or value."""
     batch, codes = options.batch, options.codes
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
@@ -149,9 +149,9 @@ WHY = {
 
 
 def fits(graph: Graph, node: Node, *, wide: bool = False) -> bool:
-    """Whether the 8-bit kernels take the tensors of a node: all codes of one dtype, with one scale each.
+    """Whether the 8-bit kernels support the tensors of a node: all codes of one dtype, with one scale each.
 
-    wide: of any dtype, for what is computed in floats.
+    wide: whether any dtype is allowed, for what is computed in float.
     """
     names = [*node.inputs, node.output]
     found = [graph.tensors[name] for name in names]

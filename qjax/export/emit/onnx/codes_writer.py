@@ -6,7 +6,7 @@
 | a move of codes | standard operators on integers |
 | any other | the function of style "integer" |
 
-Layouts are those of `integer`: a tensor is stored in the order in which its producer computes it.
+Layouts are those of `integer`: a tensor is stored in the axis order in which its producer computes it.
 
 Products of int8 activations are computed on uint8, see `unsigned`: their sums and their rounding do not depend on the
 zero point.
@@ -43,13 +43,13 @@ from qjax.graph.ir import Graph, Node
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
-"""Adds an operation to the model; the last argument names its main node."""
+"""Adds an operation to the model; the last argument is the name of its main node."""
 
 
 class CodesWriter(UnsignedWriter):
-    """One model.
+    """Writes one model.
 
-    style: its name. spelling: how it writes an operation. runtime: what there is to write.
+    style: its name. spelling: how it writes an operation. runtime: which operations it can write.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class CodesWriter(UnsignedWriter):
         self.readers = Counter(name for node in graph.nodes for name in set(node.constants.values()))
         """How many nodes read a constant."""
         self.shared: dict[tuple[str, bytes], str] = {}
-        """The weights that several nodes read, by the tensor of the graph and by what is stored."""
+        """The weights that several nodes read, by the tensor of the graph and by the stored data."""
         self.holders: dict[str, str] = {}
-        """Tensor of the graph -> the initializer of another name that holds its data."""
+        """Tensor of the graph -> the initializer of another name that contains its data."""
         self.flat: dict[tuple[str, str], str] = {}
         self.pairs = targets.get(graph.target).accumulator.pairs
         self.own = made_by_target(graph)
@@ -98,7 +98,7 @@ class CodesWriter(UnsignedWriter):
         return model
 
     def _drop_functions(self, model: onnx.ModelProto) -> None:
-        """Without those whose only calls were inlined."""
+        """Drop functions whose only calls were inlined."""
         called = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
         # functions come after those that they call
         for function in reversed(model.functions):
@@ -145,17 +145,17 @@ class CodesWriter(UnsignedWriter):
         return found
 
     def unread(self) -> dict[str, Any]:
-        """Nothing: the metadata holds everything that the model does not mention."""
+        """Nothing, because the metadata contain everything that the model does not mention."""
         return {}
 
     def info(self, view: View, name: str | None = None) -> onnx.ValueInfoProto:
-        """The type alone; the model's metadata holds the rest."""
+        """The type alone, because the model's metadata contain the rest."""
         return super().info(view)
 
     # ------------------------------------------------------------------ ends
 
     def output(self, name: str, used: set[str]) -> onnx.ValueInfoProto:
-        """The declaration of a result, and its source: a copy has a different name."""
+        """The declaration of a result; a copy has a name that differs from its source's."""
         info = super().output(name, used)
         self.results[info.name] = name
         return info
@@ -216,7 +216,7 @@ class CodesWriter(UnsignedWriter):
     # ------------------------------------------------------------------ nodes
 
     def node(self, node: Node) -> None:
-        """One node of the graph: one operation on codes, or moves of codes, or a function of integers."""
+        """Write one node of the graph: one operation on codes, or moves of codes, or a function of integers."""
         written = self.runtime.operations.get(node.op)
         if written is not None and node.name in self.own and written(self, node):
             return
@@ -225,7 +225,7 @@ class CodesWriter(UnsignedWriter):
             self._inlined(node)
 
     def _inlined(self, node: Node) -> None:
-        """The body of the function that was called last, in its place: moves of codes are standard operators."""
+        """Put the body of the last called function in its place, because moves of codes are standard operators."""
         places = range(len(self.nodes) - 1, -1, -1)
         place = next(i for i in places if self.nodes[i].name == node.name and self.nodes[i].domain == DOMAIN)
         call = self.nodes[place]
@@ -262,7 +262,7 @@ class CodesWriter(UnsignedWriter):
         return Operand(view.name, self.scale(name), self.zero_point(name))
 
     def real(self, operand: Operand) -> str:
-        """The dequantized codes; one DequantizeLinear for all readers."""
+        """The dequantized codes, by one DequantizeLinear for all readers."""
         if operand not in self.reals:
             grid = [operand.scale, operand.zero_point]
             axis: dict[str, Any] = {} if operand.axis is None else {"axis": operand.axis}
@@ -271,13 +271,13 @@ class CodesWriter(UnsignedWriter):
         return self.reals[operand]
 
     def cast(self, codes: str, kind: int) -> str:
-        """Constant codes in a wider type, which the optimizer folds."""
+        """Constant codes cast to a wider type, which the optimizer folds."""
         if codes not in self.casts:
             self.casts[codes] = self.add("Cast", [codes], self.fresh(f"{codes}/codes"), to=kind)
         return self.casts[codes]
 
     def clip(self, dtype: str, source: str, result: str, low: int, high: int) -> list[onnx.NodeProto]:
-        """The nodes that bound codes; the runtime has Clip for 8 bits and 32, not for 16."""
+        """The nodes that bound codes; the runtime has Clip for 8 bits and 32, but not for 16."""
         wide = dtype if dtype in ("int8", "uint8") else "int32"
         bounds = [self.stored(f"{wide}/{n}", np.asarray(n, wide)) for n in (low, high)]
         if wide == dtype:
@@ -302,10 +302,10 @@ class CodesWriter(UnsignedWriter):
         unsigned: bool = False,
         **attributes: Any,
     ) -> bool:
-        """An operation and what follows it: bounds narrower than the dtype, a reshape; returns True.
+        """Write an operation and what follows it (bounds narrower than the dtype, a reshape); returns True.
 
-        order: the axis of the graph's tensor that each of the result's is. shape: to bring the result to, -1 for a
-        free size; None: it has its shape. unsigned: a result of int8 is computed as uint8.
+        order: for each axis of the result, the axis of the graph's tensor. shape: the final shape, with -1 for a free
+        size; None: unchanged. unsigned: whether a result of int8 is computed as uint8.
         """
         tensor = self.graph.tensors[node.output]
         assert tensor.quantization is not None
@@ -334,6 +334,6 @@ class CodesWriter(UnsignedWriter):
         return self.shapes[name]
 
     def dims(self, sizes: Sequence[int]) -> list[int] | None:
-        """A shape for Reshape, -1 where the size is free; None where two are."""
+        """A shape for Reshape, with -1 for the free size; None if two sizes are free."""
         free = [self.free is not None and n > 0 and n % self.free == 0 for n in sizes]
         return [-1 if follows else n for n, follows in zip(sizes, free, strict=True)] if sum(free) < 2 else None

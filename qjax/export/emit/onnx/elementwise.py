@@ -25,7 +25,7 @@ def _logic(of_bool: str, of_integers: str) -> Entry:
 
 
 def widened(b: Builder, dtype: str, x: Sequence[str], write: Callable[..., str]) -> str:
-    """write(*x), in int32 where codes have 16 bits: ONNX Runtime 1.31 has few operators for those."""
+    """write(*x), in int32 for codes of 16 bits, because ONNX Runtime 1.31 has few operators for those."""
     if dtype not in ("int16", "uint16"):
         return write(*x)
     return b.cast(write(*(b.cast(name, "int32") for name in x)), dtype)
@@ -34,8 +34,8 @@ def widened(b: Builder, dtype: str, x: Sequence[str], write: Callable[..., str])
 def extreme(b: Builder, kind: str, dtype: str, x: str, y: str) -> str:
     """The "Max" or "Min" of two operands.
 
-    In int64 by a comparison: ONNX Runtime 1.31 (AVX) compares the low halves of such numbers with their signs, so its
-    Max(2^31, 1) is 1.
+    For int64 it is written as a comparison, because ONNX Runtime 1.31 (AVX) compares the low halves of such numbers as
+    signed ones, so that its Max(2^31, 1) is 1.
     """
     if dtype == "int64":
         return b.op("Where", b.op("Greater" if kind == "Max" else "Less", x, y), x, y)
@@ -47,7 +47,7 @@ def _extreme(kind: str) -> Entry:
 
 
 def _sign(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
-    """In int64 by comparisons: ONNX Runtime 1.31's Sign(2^31) is -1."""
+    """The sign; for int64 by comparisons, because ONNX Runtime 1.31's Sign(2^31) is -1."""
     if dtype != "int64":
         return b.op("Sign", *x)
     zero = b.constant(np.int64(0))
@@ -56,14 +56,14 @@ def _sign(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
 
 
 def _remainder(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
-    """In 64 bits from the quotient: ONNX Runtime 1.31's Mod takes numbers beyond 2^53 through doubles."""
+    """The remainder; in 64 bits from the quotient, because Mod in ONNX Runtime 1.31 uses doubles beyond 2^53."""
     if dtype not in ("int64", "uint64"):
         return b.op("Mod", *x, fmod=1)
     return b.op("Sub", x[0], b.op("Mul", b.op("Div", *x), x[1]))
 
 
 def _select(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
-    """select_n chooses by number: False is the first case. dtype: of the cases."""
+    """select_n selects by number, so False is the first case. dtype: of the cases."""
     which, first, second = x
     if dtype == "bool":
         return b.op("Or", b.op("And", which, second), b.op("And", b.op("Not", which), first))
@@ -87,9 +87,9 @@ def _not_equal(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
 
 
 def _round(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
-    """ONNX's Round sends ties to the even number."""
+    """ONNX's Round rounds ties to even."""
     if int(params["rounding_method"]) != 1:
-        raise ValueError("ONNX: no form for a rounding of ties away from 0.")
+        raise ValueError("ONNX: no form for a rounding with ties away from 0.")
     return b.op("Round", x[0])
 
 

@@ -1,7 +1,7 @@
-"""What two calls must share to become one function: everything but the names of what they read.
+"""Keys of calls: two calls with equal keys become one function. A key contains everything but the names of the inputs.
 
 Networks repeat themselves: the steps of a recurrent layer, the layers of a transformer. A kernel is traced and
-translated once for calls with one key.
+translated once for all calls with one key.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from qjax.export.emit.onnx.views import View
 
 
 def key_of(value: Any) -> Any:
-    """A value as something hashable; equal keys are equal values, apart from the names of views.
+    """A value as a hashable key; equal keys are equal values, apart from the names of views.
 
     Raises:
-      TypeError: a kind of value that is not known here.
+      TypeError: a kind of value that this function does not know.
     """
     if isinstance(value, View):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -27,7 +27,7 @@ def key_of(value: Any) -> Any:
         parts = tuple((field.name, key_of(getattr(value, field.name))) for field in dataclasses.fields(value))
         return type(value).__name__, parts
     if isinstance(value, Mapping):
-        # in their order, which decides that of a function's inputs
+        # in their order, because it decides the order of a function's inputs
         return "mapping", tuple((name, key_of(part)) for name, part in value.items())  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     if isinstance(value, list | tuple):
         return type(value).__name__, tuple(map(key_of, value))  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
@@ -35,6 +35,6 @@ def key_of(value: Any) -> Any:
         array = np.asarray(value)
         return "array", array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array)).digest()
     if value is None or isinstance(value, str | bool | int | float):
-        # 1, 1.0 and True are equal, and not the same
+        # 1, 1.0 and True are equal but must have different keys
         return type(value).__name__, repr(value)
     raise TypeError(f"expected a field of a call, got {type(value).__name__}.")

@@ -1,9 +1,10 @@
 """Functions that ONNX Runtime computes on 8-bit codes: QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax.
 
-The runtime fills its own table when it loads the model: DequantizeLinear, the function and QuantizeLinear of every
+The runtime computes its own table when it loads the model: DequantizeLinear, the function and QuantizeLinear of every
 code, in float32. The steps of LeakyRelu are exact IEEE operations, so its table is computed here and compared. The last
 bits of a sigmoid depend on the machine. If no result is closer to a tie than their error, they do not matter, and the
-table is known. Any other table is looked up in unsigned codes if they are there, else a function of integers.
+table is known. Any other table is looked up in unsigned codes if these exist, and otherwise becomes a function of
+integers.
 """
 
 import math
@@ -23,7 +24,7 @@ from qjax.numerics.qlinear_softmax import overflows
 _SIGMOID_ERROR = 2.0**-21
 """Above 2^-22.4, the greatest error of ONNX Runtime's float32 sigmoid on 27 million numbers within 200 of 0."""
 _QUOTIENT_ERROR = 2.0**-15
-"""Of a float32 quotient below 256, in steps of the result."""
+"""The error of a float32 quotient below 256, in steps of the result."""
 
 
 def table(w: CodesWriter, node: Node) -> bool:
@@ -48,12 +49,12 @@ def table(w: CodesWriter, node: Node) -> bool:
     held = np.asarray(w.graph.constant(node, "table")).astype(np.int64)
     view = w.value(node.inputs[0])
     if steps is None or not np.array_equal(np.clip(steps + np.asarray(y.zero_point).reshape(()), y.qmin, y.qmax), held):
-        return _looked_up(w, node, view, held)
+        return _look_up_unsigned(w, node, view, held)
     return w.write(node, view.axes, name, [w.operand(node.inputs[0], view)], None, None, **attributes)
 
 
-def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
-    """Writes a table from codes that are there as uint8 to such codes: they are the indices themselves."""
+def _look_up_unsigned(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
+    """Write a table that is indexed by codes that exist as uint8."""
     codes = w.unsigned_of(view.name)
     dims = w.dims(view.stored)
     if codes is None or dims is None or 0 in dims or w.graph.tensors[node.output].dtype != "int8":
@@ -63,7 +64,7 @@ def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) 
     entries = w.stored(f"{node.output}/table", (within + 128).astype(np.uint8))
     w.add("Cast", [codes], steps[0], to=element_type("int32"))
     w.add("Reshape", [steps[0], w.shape([-1])], steps[1])
-    # five times as fast as Gather
+    # GatherElements is five times as fast as Gather
     w.add("GatherElements", [entries, steps[1]], steps[2], name=node.name, axis=0)
     w.add("Reshape", [steps[2], w.shape(dims)], steps[3])
     name = w.place(node.output, view.axes)
@@ -73,9 +74,9 @@ def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) 
 
 
 def softmax(w: CodesWriter, node: Node) -> bool:
-    """Writes a softmax by the runtime's method, if its product stays within float32; see `numerics.qlinear_softmax`.
+    """Write a softmax by the runtime's method if its product stays within float32; see `numerics.qlinear_softmax`.
 
-    On uint8 always: versions before 1.31 wrap a share of 1 in int8.
+    It is always computed on uint8, because versions before 1.31 wrap a share of 1 in int8.
     """
     if node.attributes["method"] != "onnx" or not fits(w.graph, node):
         return False
@@ -98,7 +99,7 @@ def _grids(*tensors: Tensor) -> list[Quantization]:
 
 
 def _sigmoid(reals: NDArray[np.float32], y: Quantization) -> NDArray[np.float64] | None:
-    """The rounded steps of the result, or None where an error of the runtime's might decide one."""
+    """The rounded steps of the result, or None if an error of the runtime's sigmoid might change one."""
     scale = float(np.asarray(y.scale, np.float32).reshape(()))
     with np.errstate(over="ignore"):
         exact = 1 / (1 + np.exp(-reals.astype(np.float64))) / scale
@@ -107,7 +108,7 @@ def _sigmoid(reals: NDArray[np.float32], y: Quantization) -> NDArray[np.float64]
 
 
 def leaky_slope(expression: Expression) -> float | None:
-    """The slope of x where x > 0 (or >= 0), else slope x; None for another function."""
+    """The slope of the function that is x if x > 0 (or >= 0), else slope x; None for another function."""
     if len(expression.steps) != 3 or expression.parameters:
         return None
     compared, scaled = None, None

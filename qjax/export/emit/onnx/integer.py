@@ -1,12 +1,13 @@
 """Style "integer": a graph as standard ONNX operators on integers, for any target, bit for bit.
 
 The model has no float tensor: its inputs and outputs are codes. Each node of the graph is one node of the model. It
-calls a function of the domain "qjax", whose body is standard operators (see `nodes`). So a viewer shows the graph, and
-a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges and axes are
-in the metadata of each tensor, as JSON under the key "qjax".
+calls a function of the domain "qjax", whose body consists of standard operators (see `nodes`). So a viewer shows the
+graph, and a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges and
+axes are in the metadata of each tensor, as JSON under the key "qjax".
 
 Convolutions are channels-first in ONNX. A tensor is stored in the axis order in which its producer computes it, and its
-metadata has the order. So channels-last networks have one transpose at the input, and one where they need their order.
+metadata contain the order. So channels-last networks have one transpose at the input, and one where they need their
+order.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False) -> o
     """The model. batch, vnni: see `qjax.export.emit.onnx.emit`.
 
     Raises:
-      ValueError: a node whose bits depend on an element's place, or on the size of the batch, while that is free; a
+      ValueError: a node whose bits depend on an element's position, or on the batch size, although that is free; a
         graph that is not finished.
     """
     if batch is not None and (type(batch) is not int or batch < 1):
@@ -56,7 +57,7 @@ def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False) -> o
         try:
             return Rolled(graph, batch, vnni=vnni, loops=loops).model()
         except Unsupported:
-            pass  # node by node each may have a form, or its own message
+            pass  # each node may have a form, or its own message
     return Writer(graph, batch, vnni=vnni).model()
 
 
@@ -81,11 +82,11 @@ class Writer:
         self.data = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         self.ordered: dict[tuple[str, tuple[int, ...]], View] = {}
         self.unread_codes: set[str] = set()
-        """Constants of 4 bits that some function takes and does not read: ONNX Runtime has no type for its input."""
+        """Constants of 4 bits that some function takes but does not read: ONNX Runtime has no type for its input."""
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, with the number that represents the batch."""
+        """The shapes of all tensors, with the number that represents the batch."""
         return shapes_at(self.graph, self.size)
 
     def model(self) -> onnx.ModelProto:
@@ -123,7 +124,7 @@ class Writer:
             self.node(node)
 
     def facts(self) -> dict[str, Any]:
-        """What the model's metadata says of the graph, apart from its own metadata."""
+        """What the model's metadata contain about the graph, apart from its own metadata."""
         graph = self.graph
         return {
             "style": STYLE,
@@ -168,8 +169,8 @@ class Writer:
         except NeedsBatch:
             how = known.get("rule") or known.get("formula") or "its kernel"
             raise Unsupported(
-                f"{how} treats an element by its place in the tensor or by the size of the batch, so the file needs a "
-                "fixed batch: emit it with batch=1, or the size you run.",
+                f"{how} depends on an element's position in the tensor or on the batch size, so the file needs a "
+                "fixed batch size: emit it with batch=1, or the size you run.",
                 what=f"Node {node.name!r} ({node.op})",
             ) from None
         except ValueError as error:
@@ -188,7 +189,7 @@ class Writer:
         self.placed(node.output, view)
 
     def range(self, name: str) -> tuple[int, int, int]:
-        """The least and the greatest code of a tensor, and its zero point; a user may feed any codes of the dtype."""
+        """The lowest and the highest code of a tensor, and its zero point; a user may feed any code of the dtype."""
         tensor = self.graph.tensors[name]
         q, info = tensor.quantization, np.iinfo(tensor.dtype)
         assert q is not None
@@ -196,7 +197,7 @@ class Writer:
         return *ends, int(np.asarray(q.zero_point).reshape(()))
 
     def facts_of(self, node: Node, points: Mapping[str, str]) -> dict[str, np.ndarray]:
-        """The values of a node's constants by role, and of zero points. points: the tensor of each of those."""
+        """The values of a node's constants, and of its zero points, by role. points: the tensor of each zero point."""
         found = {role: np.asarray(self.graph.constant(node, role)) for role in node.constants}
         for role, name in points.items():
             quantization = self.graph.tensors[name].quantization
@@ -205,19 +206,19 @@ class Writer:
         return found
 
     def certain_range(self, name: str) -> tuple[int, int] | None:
-        """The codes that a tensor can have: those of its grid only where a kernel clamps them."""
+        """The codes that a tensor can have: those of its grid only if a kernel clamps them."""
         made, quantization = self.graph.producer(name), self.graph.tensors[name].quantization
         if made is None or quantization is None or ops.get(made.op).role is not Role.PRODUCER:
             return None
         return quantization.qmin, quantization.qmax
 
     def place(self, output: str, axes: Sequence[int]) -> str:
-        """The name under which a node's output is computed: its own, unless a result must be transposed first."""
+        """The name under which a node's output is computed: its own, unless it is transposed afterwards."""
         canonical = list(axes) == list(range(len(axes)))
         return self.derived(output, axes) if output in self.graph.outputs and not canonical else output
 
     def placed(self, output: str, view: View) -> None:
-        """Make a node's output known, which the last node of the model computes at its `place`."""
+        """Register a node's output, which the last node of the model computes under the name `place`."""
         self.views[output] = view
         if view.name != output:
             self.values.append(self.info(view))
@@ -228,7 +229,7 @@ class Writer:
             self.values.append(self.info(view, output))
 
     def value(self, name: str) -> View:
-        """A tensor that a node reads: an input, a result, or a constant in the place of one."""
+        """A tensor that a node reads: an input, a result, or a constant."""
         if name not in self.views:
             tensor = self.graph.tensors[name]
             self.initializers[name] = tensors.initializer(name, tensor, plain=True)
@@ -236,7 +237,7 @@ class Writer:
         return self.views[name]
 
     def constant(self, node: Node, role: str, name: str) -> View:
-        """A constant of a node's kernel; a convolution's weights lie channels-first, as ONNX has them."""
+        """A constant of a node's kernel; a convolution's weights are channels-first, as in ONNX."""
         tensor = self.graph.tensors[name]
         shape = _sizes(tensor.shape)
         order = tuple(range(len(shape)))
@@ -249,7 +250,7 @@ class Writer:
         return self.views[name]
 
     def read_initializers(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.TensorProto]:
-        """Those that some node reads; of the others ONNX Runtime warns when it loads a file."""
+        """The initializers that some node reads; ONNX Runtime warns of any other when it loads a file."""
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
         for name in self.unread_codes:
             self.initializers[name] = tensors.initializer(
@@ -272,11 +273,11 @@ class Writer:
         return self.unique(f"{name}/axes_{'_'.join(map(str, axes))}")
 
     def unique(self, name: str) -> str:
-        """The name, longer where a tensor of the graph has it."""
+        """The name, extended if a tensor of the graph has it already."""
         return lengthened(name, self.graph.tensors)
 
     def in_order(self, view: View, order: tuple[int, ...]) -> View:
-        """The tensor with its axes in that order, one Transpose for all that read it so."""
+        """The tensor with its axes in that order, by one Transpose for all readers."""
         if view.axes == order:
             return view
         name = next(key for key, value in self.views.items() if value is view)
@@ -290,7 +291,7 @@ class Writer:
         return self.ordered[key]
 
     def output(self, name: str, used: set[str]) -> onnx.ValueInfoProto:
-        """The declaration of a result; a copy where the tensor is an input, a constant or a result already."""
+        """The declaration of a result, which is a copy if the tensor is an input, a constant or a result already."""
         view = self.value(name)
         if self.graph.producer(name) is None or name in used:
             copy = self.unique(f"{name}/output")
@@ -300,7 +301,7 @@ class Writer:
         return self.info(view, name)
 
     def unread(self) -> dict[str, Any]:
-        """Tensors that the model does not mention, and constants that nothing reads, which it does."""
+        """Tensors that the model does not mention, and constants that it mentions but nothing reads."""
         graph, found = self.graph, dict[str, Any]()
         read = {name for node in graph.nodes for name in (*node.inputs, *node.constants.values(), node.output)}
         for name, tensor in graph.tensors.items():
@@ -313,7 +314,7 @@ class Writer:
         return found
 
     def info(self, view: View, name: str | None = None) -> onnx.ValueInfoProto:
-        """The type of a tensor of the model; name: of the graph's tensor that it is."""
+        """The type of a tensor of the model; name: of the graph's tensor that it represents."""
         sizes: list[int | str] = []
         for n in view.stored:
             follows = self.free is not None and n and n % self.free == 0
@@ -324,7 +325,7 @@ class Writer:
 
 
 def _versions() -> str:
-    """Whose bodies these are: another version of JAX may trace the same kernel to other primitives."""
+    """The versions to which these bodies belong: another JAX may trace the same kernel to other primitives."""
     return f"{__version__} with jax {jax.__version__}"
 
 

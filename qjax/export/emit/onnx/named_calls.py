@@ -1,7 +1,7 @@
 """Functions of the kernels that have a shorter form in ONNX than their operations one by one.
 
-A trace has them as calls with a name, see `numerics.calls`. Each entry gives the same integers on the ranges that it
-checks. Where it has no proof it returns None, and the operations of the function are translated.
+A trace contains them as calls with a name, see `numerics.calls`. Each entry computes the same integers on the ranges
+that it checks. If it has no proof it returns None, and the operations of the function are translated.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def _shift_of_float(t: Carried, x: View, shift: View, shape: tuple[int, ...], ro
 
 
 def _shift_of_unsigned(t: Carried, x: View, shift: View, shape: tuple[int, ...], rounding: Rounding) -> View | None:
-    """(x + half - 1 + (bit `shift` of x)) >> shift, of a number that is not negative and a shift of at least 1."""
+    """(x + half - 1 + (bit `shift` of x)) >> shift, for a number that is not negative and a shift of at least 1."""
     if rounding is not Rounding.NEAREST_EVEN or x.range[0] < 0 or shift.range[0] < 1:
         return None
     b, dtype, kind = t.builder, x.dtype, unsigned(x.dtype)
@@ -91,7 +91,7 @@ def _shift_of_unsigned(t: Carried, x: View, shift: View, shape: tuple[int, ...],
 
 
 def _finished_sum(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of one accumulator with known constants: in float64, or by a floor in int64, where `sums` proves one of them."""
+    """For one accumulator with known constants: in float64, or by a floor in int64, if `sums` proves one of them."""
     roles, rounding, (qmin, qmax, dtype) = call.static
     acc, count = operands[0], len(operands) - len(roles)
     values = {role: view.known for role, view in zip(roles, operands[count:], strict=True)}
@@ -178,4 +178,4 @@ NAMED: dict[str, Entry] = {
     "gemmlowp_shares": named_gemmlowp.shares,
     "one_over_one_plus_x": named_gemmlowp.one_over_one_plus_x,
 }
-"""The name of the function -> its entry."""
+"""The name of a function -> its entry."""

@@ -1,10 +1,10 @@
 """gemmlowp's softmax and reciprocal inside of a traced kernel, with few operators; see `named_calls`.
 
 - An exponential of an 8-bit difference is an entry of a table.
-- A product of Q0.31 numbers is rounded by a sum and one shift to the right: (a b + 2^30) >> 31, ties up.
-- Two shifts in a row are one of a sum: (((x + 2^30) >> 31) + 2^(k-1)) >> k is (x + 2^30 + 2^(30+k)) >> (31+k).
-- Newton's steps stay within known bounds, so nothing saturates but the last step. ONNX divides towards zero, and its
-  shifts take unsigned numbers only. So what may be negative is raised first.
+- A product of Q0.31 numbers is rounded by a sum and one right shift: (a b + 2^30) >> 31, ties up.
+- Two shifts in a row are one shift of a sum: (((x + 2^30) >> 31) + 2^(k-1)) >> k is (x + 2^30 + 2^(30+k)) >> (31+k).
+- Newton's steps have known bounds, so only the last step can saturate. ONNX divides towards zero, and its shifts only
+  accept unsigned numbers, so numbers that may be negative are first shifted upwards.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from qjax.numerics.softmax import SUM_BITS, exponentials
 
 
 def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """A table of the exponentials of all differences, where constants are known. Terms are these, rounded."""
+    """A table of the exponentials of all differences, if the constants are known. The terms are these, rounded."""
     codes, *constants = operands
     numbers = [np.int32(view.value) for view in constants if view.value is not None]
     low, high = codes.range
@@ -44,7 +44,7 @@ def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
 
 
 def reciprocal(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """`gemmlowp_reciprocal` of a sum that has the term of its greatest code."""
+    """`gemmlowp_reciprocal` of a sum that includes the term of its greatest code."""
     (bits,), (total,) = call.static, operands
     b, total = t.builder, t.carried(t.expanded(total), "int64")
     # a number below 2^31 begins with one zero bit, and with one more for each limit that it is below
@@ -56,11 +56,11 @@ def reciprocal(t: Carried, call: Named, operands: Sequence[View]) -> list[View] 
     right = b.op("Sub", b.constant(np.int32(SUM_BITS + 31 - bits - 1)), count)
     found = dataclasses.replace(total, name=right, dtype="int32", held=None, known=None, value=None)
     most = SUM_BITS + 31 - bits - 1
-    return [_inverted(t, mantissa), dataclasses.replace(found, low=most - len(limits), high=most)]
+    return [_write_reciprocal(t, mantissa), dataclasses.replace(found, low=most - len(limits), high=most)]
 
 
 def shares(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of powers that are 0 where a code does not count: one product, one sum and one shift."""
+    """For exponentials that are 0 where a code does not count: one product, one sum and one shift."""
     inverse, power, inside, right = operands
     known = inverse.range[0] >= 0 and power.range[0] >= 0 and inside.value is True and right.range[0] >= 1
     if not known:
@@ -88,15 +88,15 @@ def shares(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
 
 
 def one_over_one_plus_x(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """`gemmlowp_functions.one_over_one_plus_x` of [0, 1)."""
+    """`gemmlowp_functions.one_over_one_plus_x` on [0, 1)."""
     (a,) = operands
     if a.range[0] < 0:
         return None
-    return [_inverted(t, t.carried(t.settled(a), "int64"))]
+    return [_write_reciprocal(t, t.carried(t.settled(a), "int64"))]
 
 
-def _inverted(t: Carried, a: View) -> View:
-    """1 / (1 + a) of a tensor of int64. Each x lies in (0, 2^30], and each residue in (-2^29, 2^29)."""
+def _write_reciprocal(t: Carried, a: View) -> View:
+    """1 / (1 + a) for a tensor of int64. Each x lies in (0, 2^30], and each residue in (-2^29, 2^29)."""
     b = t.builder
     small, raised = t.is_small(a), 1 << 30
 

@@ -1,11 +1,12 @@
-"""Normalisation of codes inside of a traced kernel, with statistics and products in float64, which holds them.
+"""Normalisation of codes inside of a traced kernel, with statistics and products in float64, where they are exact.
 
 The kernel multiplies deviations `n c - sum c` by the reciprocal root r of a row, and rounds at a power of two. Here
 that is one product and one difference per element,
 
     t = rint(c (n r 2^-shift) - (sum c) (r 2^-shift)),
 
-exact where float64 holds both products. Deviations and W are the same for codes with and without the zero point.
+which is exact if float64 represents both products. Deviations and W are the same for codes with and without the zero
+point.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ _UNNAMED = Named("", ())
 
 
 def normalized_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of 8-bit codes in files for ONNX Runtime, with statistics of known constants."""
+    """For 8-bit codes in files for ONNX Runtime, with statistics of known constants."""
     axes, setup, joined, groups = call.static
     codes, zero_point, *given = operands
     numbers = [view.value for view in (zero_point, *given)]

@@ -12,7 +12,7 @@ from qjax.numerics.calls import Named
 from qjax.numerics.integer_softmax import BITS
 
 _LIMIT = 62
-"""Of `lift`: numbers are below 2^62."""
+"""`lift` takes numbers below 2 to this power."""
 
 
 def ranged(view: View, found: bounds.Range) -> View:
@@ -21,7 +21,7 @@ def ranged(view: View, found: bounds.Range) -> View:
 
 
 def divide_to_even(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """The quotient q, and 1 where 2 r + (q odd) is above the divisor: r is above half of it, or at half and q odd."""
+    """The quotient q, plus 1 if 2 r + (q odd) is above the divisor: r is above half, or at half and q odd."""
     numerator, divisor = operands
     if numerator.range[0] < 0 or divisor.range[0] < 1 or divisor.range[1] >= 2**61:
         return None
@@ -44,7 +44,7 @@ def divide_to_even(t: Carried, call: Named, operands: Sequence[View]) -> list[Vi
 def _of_power(t: Carried, value: int, divisor: View) -> View:
     """The quotient of a power of two by a smaller divisor: the floor of (2 value + divisor) / (2 divisor).
 
-    That rounds ties up, and there are none. At a tie, the divisor times an odd number would be 2 value. Only 1 is odd
+    This rounds ties up, but there are none. At a tie, the divisor times an odd number would be 2 value. Only 1 is odd
     and divides a power of two, and the divisor is smaller than that.
     """
     b, dtype = t.builder, divisor.dtype
@@ -58,19 +58,19 @@ def _of_power(t: Carried, value: int, divisor: View) -> View:
 def counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
     """How many limits a number is below (Less), or has reached (GreaterOrEqual); int64."""
     b, last, rank = t.builder, x.name, len(x.stored)
-    # rows of one number: the limits stand beside each
+    # in rows of one number, the limits are placed beside each
     in_place = bool(x.stored) and x.stored[-1] == 1
     if not in_place:
         last = b.op("Unsqueeze", last, b.integers([rank]))
     flags = b.op(operator, last, b.constant(np.asarray(limits, np.int64)))
-    # int32, as ONNX Runtime is slower in int64
+    # int32, because ONNX Runtime is slower in int64
     over = b.integers([rank - 1 if in_place else rank])
     count = b.op("ReduceSum", b.cast(flags, "int32"), over, keepdims=int(in_place))
     return dataclasses.replace(x, name=count, held="int32", low=0, high=len(limits), value=None, known=None)
 
 
 def lift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """`reciprocal_root.lift`: h is the number of limits that x is below."""
+    """`reciprocal_root.lift`: h is the number of limits below which x lies."""
     (x,) = operands
     if x.range[0] < 1 or x.range[1] >= 1 << _LIMIT:
         return None
@@ -86,7 +86,7 @@ def lift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None
 
 
 def lifted_root(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """The floor of a root in [2^30, 2^31): float64 is off by 2^-21, so that a little more is the floor or one above."""
+    """The floor of a root in [2^30, 2^31): float64 is off by 2^-21, so slightly more is the floor or one above."""
     (x,) = operands
     if not t.for_runtime or x.range[0] < 1 << (_LIMIT - 2) or x.range[1] >= 1 << _LIMIT:
         return None

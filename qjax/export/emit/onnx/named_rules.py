@@ -1,4 +1,4 @@
-"""A rule of requantization inside of a traced kernel, as the line that it is on the accumulators that can occur."""
+"""A requantization rule inside of a traced kernel, as one multiplication and shift on the possible accumulators."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from qjax.numerics.calls import Named
 
 
 def rounded_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of constants that are one number each; None for any other, and where no line is the rule."""
+    """For constants that are one number each; None for any other, and if the rule has no such form."""
     rule, qmin, qmax = call.static
     acc, *values, zero_point = operands
     numbers = [view.value for view in (*values, zero_point)]

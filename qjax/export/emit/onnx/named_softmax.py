@@ -1,7 +1,7 @@
-"""ONNX Runtime's softmax of codes inside of a traced kernel, in float32 as the runtime has it.
+"""ONNX Runtime's softmax of codes inside of a traced kernel, in float32 as in the runtime.
 
-Its sum goes from left to right. So it is the last of CumSum, which adds in that order in ONNX Runtime and in the
-reference evaluator; ReduceSum has an order of its own.
+Its sum goes from left to right. So it is the last element of CumSum, which adds in that order in ONNX Runtime and in
+the reference evaluator; ReduceSum has an order of its own.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Number = tuple[np.ndarray, np.ndarray]
 
 
 def _in_float32(powers: Number, shares: Number) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both tables divided by one power of two, where that leaves no number too large and loses no bit of one.
+    """Both tables divided by one power of two, if no number then is too large and none loses a bit.
 
     Neither sums nor quotients change by it. S is at least the greatest exponential, so the greatest share divided by
     that bounds the quotient.
@@ -40,7 +40,7 @@ def _in_float32(powers: Number, shares: Number) -> tuple[np.ndarray, np.ndarray]
 
 
 def qlinear_softmax(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of known constants that float32 holds, as they are or scaled; for ONNX Runtime, whose additions have an order."""
+    """For known constants that float32 represents, maybe scaled; for ONNX Runtime, whose additions have an order."""
     codes, *constants = operands
     known = [view.known if view.known is not None else view.value for view in constants]
     if not t.for_runtime or any(value is None for value in known):

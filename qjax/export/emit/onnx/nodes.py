@@ -1,4 +1,4 @@
-"""One node of a graph as one function of the domain "qjax": the kernel's own arithmetic in standard operators.
+"""Writes one node of a graph as one function of the domain "qjax": the kernel's own arithmetic in standard operators.
 
 Exact products of 8-bit codes with weights are MatMulInteger or ConvInteger, and the requantization of their accumulator
 is traced. Every other kernel is traced as a whole.
@@ -30,7 +30,7 @@ from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
 
 CHOICES = ("delegated",)
-"""Constants by which a kernel chooses between two ways; a function is written for their value."""
+"""Constants by which a kernel chooses between two ways; a function is written for one value of them."""
 
 _CODES = ("int8", "uint8")
 
@@ -40,9 +40,9 @@ class Call:
     """A node to be written.
 
     attributes: those of its kernel, with the facts of its tensors. inputs: its inputs, as the file stores them.
-    constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file holds
+    constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file stores
     each. choices: the values of those constants in `CHOICES`. facts: the values of all constants and zero points.
-    ranges: of the codes of each input. range: of a node with weights, the least and the greatest code that anybody may
+    ranges: of the codes of each input. range: for a node with weights, the lowest and the highest code that anybody may
     feed it, and the zero point.
     """
 
@@ -59,7 +59,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """What was written: the function, the roles of the zero points that it takes last, and its result."""
+    """What was written: the function, the roles of the zero points that are its last arguments, and its result."""
 
     function: str
     zero_points: tuple[str, ...]
@@ -86,7 +86,7 @@ def is_native(call: Call) -> bool:
 
 
 def wanted_order(call: Call) -> list[int] | None:
-    """The order of axes in which the node reads its input, if it has one: channels first for ConvInteger."""
+    """The axis order in which the node reads its input, if it needs one: channels first for ConvInteger."""
     return list(call.attributes["lhs_layout"]) if _is_convolution(call) and is_native(call) else None
 
 
@@ -98,18 +98,18 @@ def _is_convolution(call: Call) -> bool:
 def write(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
     """Add the node's function to the library; equal calls are written once.
 
-    free: the size that represents the batch. stored: role -> dtype of constants that the file holds in a narrower one.
+    free: the size that represents the batch. stored: role -> dtype of constants that the file stores in a narrower one.
 
     Raises:
       NeedsBatch: the kernel's arithmetic depends on the size of the batch.
     """
     key = key_of((call, free, stored))
     if key not in library.bodies:
-        library.bodies[key] = _written(library, call, free, stored)
+        library.bodies[key] = _write_body(library, call, free, stored)
     return library.bodies[key]
 
 
-def _written(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
+def _write_body(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
     inputs = [f"x{index}" for index in range(len(call.inputs))]
     builder = Builder(library, (*inputs, *call.constants, *call.zero_points))
     source = next((view for view in call.inputs if _follows(view, free)), None)
@@ -143,9 +143,9 @@ _FACTS = ("dtype", "input_dtypes", "qmin", "qmax")
 def of_function(
     library: Library, title: str, function: Callable[..., jax.Array], views: Sequence[View], free: int | None
 ) -> tuple[str, tuple[int, ...]]:
-    """Add a function of arrays to the library: its name there, and the shape of its result in its own order of axes.
+    """Add a function of arrays to the library; returns its name, and the shape of its result in its axis order.
 
-    views: what it is called with, each with its axes in their own order.
+    views: the arguments, each with its axes in their own order.
 
     Raises:
       NeedsBatch: what it computes depends on the size of the batch.
@@ -167,7 +167,7 @@ def _follows(view: View, free: int | None) -> bool:
 def _traced(
     t: Translator, call: Call, x: Sequence[View], constants: Mapping[str, View], zero_points: Mapping[str, View]
 ) -> View:
-    """The whole kernel, its preparation (zero points folded into the bias) included."""
+    """The whole kernel, including its preparation (zero points folded into the bias)."""
     wide = {role: t.cast(view, "int32") for role, view in zero_points.items()}
     known = {role: view for role, view in {**constants, **wide}.items() if role not in call.choices}
     known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
@@ -186,7 +186,7 @@ def _traced(
 
 
 def _with_value(t: Translator, view: View, value: np.ndarray | None) -> View:
-    """A constant with its numbers: one number is written into the function, of several the range is known."""
+    """A constant with its numbers: a single number is written into the function, several only have a range."""
     if value is None or view.dtype not in bounds.INTEGERS or not value.size:
         return view
     if value.size == 1:
@@ -206,7 +206,7 @@ def _native(
     moved = 128 if x[0].dtype == "int8" else 0
     own = t.builder.constant(np.uint8(call.range[2] + moved))
     x = [products.unsigned(t, x[0])]
-    # ConvInteger is slow where the signs differ
+    # ConvInteger is slow if the signs differ
     stays = not convolves and attributes["weight"] == 1 and (t.builder.library.signed or _is_safe(call, moved))
     kernel = kernel if stays else products.unsigned(t, kernel)
     shift = t.builder.constant(np.int8(0) if stays else np.uint8(128))
@@ -238,7 +238,7 @@ def _is_safe(call: Call, moved: int) -> bool:
 
 
 def _short(t: Translator, call: Call, acc: View) -> View | None:
-    """The requantization in few operators, a function with the name of its rule; None where there are none."""
+    """The requantization in few operators, as a function with the name of its rule; None if there is no such form."""
     inner = Translator(Builder(t.builder.library, ("acc",)), t.free)
     low, high, zero_point = call.range
     product = Product(call.attributes, call.facts, min(low - zero_point, 0), max(high - zero_point, 0))
@@ -282,7 +282,7 @@ def _conv(t: Translator, attributes: Mapping[str, Any], x: View, kernel: View, o
 
 
 def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants: Mapping[str, View]) -> View:
-    """The requantization of the accumulator, a separate function with the name of its rule."""
+    """The requantization of the accumulator, as a separate function with the name of its rule."""
     names = ("acc", *constants)
     inner = Translator(Builder(t.builder.library, names), t.free)
     views = [dataclasses.replace(view, name=name) for name, view in zip(names, (acc, *constants.values()), strict=True)]
@@ -309,7 +309,7 @@ def _translated(t: Translator, function: Callable[..., jax.Array], views: Sequen
 
 
 def _title(call: Call) -> tuple[str, str]:
-    """The function's name and documentation: of the rule or formula, where the node has one."""
+    """The function's name and documentation, including those of the node's rule or formula."""
     attributes = call.attributes
     doc = inspect.getdoc(type(ops.get(call.op))) or ""
     rule, formula = attributes.get("rule"), attributes.get("formula")

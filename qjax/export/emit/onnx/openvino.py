@@ -1,7 +1,7 @@
 """Style "openvino": a graph of the target `openvino_cpu` as a file whose codes OpenVINO's CPU plugin computes exactly.
 
 OpenVINO rewrites a quantized model before it runs it. It moves scales and zero points between operators, and it fuses
-operators, so the float32 steps behind a code depend on what is around. This style leaves it no choice:
+operators, so the float32 steps behind a code depend on the surrounding operators. This style leaves it no choice:
 
 | part | is written as |
 | --- | --- |
@@ -13,12 +13,11 @@ operators, so the float32 steps behind a code depend on what is around. This sty
 
 - Scales of 1/2 are exact wherever OpenVINO moves them. It runs such products on kernels of 8 bits.
 - A bias that is one number would become a part of the quantizer, which has other steps.
-- Exact steps have the same result in any order, and fused.
+- Exact steps have the same result in any order, and when fused.
 - OpenVINO fuses nothing with a convolution across Floor.
 
-Quantizers behind products have the zero point 0, because the bias holds it. Those in front of products have the
-tensor's own. Activations are uint8:
-that is what OpenVINO's kernels take without a change of sign.
+Quantizers after products have the zero point 0, because the bias includes it. Those in front of products have the
+tensor's own. Activations are uint8, which OpenVINO's kernels take without a change of sign.
 """
 
 from collections.abc import Sequence
@@ -51,7 +50,7 @@ _STEP = np.float32(0.5)
 _NOTHING = np.float32(2.0**-60)
 """A bias that changes no code."""
 _ALIKE = 2.0**-10
-"""OpenVINO takes biases of a matrix product for one number if they differ by less than 0.00005."""
+"""OpenVINO treats biases of a matrix product as one number if they differ by less than 0.00005."""
 _EXACT = 2**24
 """Sums up to here are float32 numbers."""
 
@@ -60,13 +59,13 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
     """The model; options: those of `codes.Options`.
 
     Raises:
-      ValueError: a graph of another target; a tensor that is not uint8; an operation, or a sum, that has no exact form.
+      ValueError: a graph of another target; a tensor that is not uint8; an operation, or a sum, without an exact form.
     """
     made = Options(**{**options, "vnni": True})
     if graph.target != TARGET:
         raise ValueError(
-            f"emit: style {STYLE!r} is the arithmetic of the target {TARGET!r}; the graph obeys {graph.target!r}. "
-            f"graph.retarget({TARGET!r}) changes its rounding."
+            f"emit: style {STYLE!r} has the arithmetic of the target {TARGET!r}, but the graph has that of "
+            f"{graph.target!r}. graph.retarget({TARGET!r}) changes its rounding."
         )
     check_options(made)
     check_integer(graph)
@@ -82,7 +81,7 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
 
 class _Writer(CodesWriter):
     def model(self) -> onnx.ModelProto:
-        """The model, without what `qjax.read` would need: its numbers are not the graph's."""
+        """The model without the metadata that `qjax.read` would need, because its numbers are not the graph's."""
         model = super().model()
         kept = [entry for entry in model.metadata_props if entry.key != METADATA]
         del model.metadata_props[:]
@@ -95,21 +94,21 @@ class _Writer(CodesWriter):
         return model
 
     def node(self, node: Node) -> None:
-        """An operation as exact steps, or a move of codes as standard operators."""
+        """Write an operation as exact steps, or a move of codes as standard operators."""
         written = self.runtime.operations.get(node.op)
         if written is not None and node.name in self.own and written(self, node):
             return
         if ops.get(node.op).role is not Role.PRODUCER:
             super().node(node)
-        # what is left is a function of integers, some of 64 bits, which OpenVINO has not
+        # the rest are functions of integers, some of 64 bits, which OpenVINO does not support
         if ops.get(node.op).role is Role.PRODUCER or any(made.domain for made in self.nodes):
             raise ValueError(
-                f"emit: style {STYLE!r} has no exact form for node {node.name!r}, {node.op}. Keep it in floats outside "
-                "of the graph, or emit the graph of another target with style='integer' for another runtime."
+                f"emit: style {STYLE!r} has no exact form for node {node.name!r}, {node.op}. Compute it in float "
+                "outside of the graph, or emit the graph of another target with style='integer' for another runtime."
             )
 
     def _lift_moves(self, graph: onnx.GraphProto) -> None:
-        """Transpositions of codes between DequantizeLinear and QuantizeLinear: else what follows runs in floats."""
+        """Move transpositions of codes between DequantizeLinear and QuantizeLinear; else what follows runs in float."""
         found: list[onnx.NodeProto] = []
         grid = [self.number(_STEP), self.stored("uint8/0", np.uint8(0))]
         for node in graph.node:
@@ -127,7 +126,7 @@ class _Writer(CodesWriter):
         graph.node.extend(found)
         del graph.initializer[:]
         graph.initializer.extend(self.read_initializers(graph.node))
-        # shapes and types of what is no longer there
+        # shapes and types of tensors that do not exist any more
         del graph.value_info[:]
 
     def number(self, value: Any) -> str:
@@ -135,7 +134,7 @@ class _Writer(CodesWriter):
         return self.stored(f"float/{float(np.float32(value)).hex()}", np.float32(value))
 
     def step(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """One node of the model with a name of its own; returns its output."""
+        """Add one node to the model with its own name; returns its output."""
         return self.add(op, inputs, self.fresh(f"{op.lower()}/steps"), **attributes)
 
     def centred(self, operand: Operand) -> str:
@@ -144,7 +143,7 @@ class _Writer(CodesWriter):
         return self.step("Sub", real, self.number(_zero_point(self, operand)))
 
     def quantized(self, real: str, result: str, name: str, zero_point: int = 0) -> None:
-        """The codes of numbers in steps of 1/2, which hold the zero point but for the one given here."""
+        """The codes of numbers in steps of 1/2 that include the zero point, except for the one given here."""
         inputs = [real, self.number(_STEP), self.stored(f"uint8/{zero_point}", np.uint8(zero_point))]
         self.add("QuantizeLinear", inputs, result, name=name)
 
@@ -180,7 +179,7 @@ def _float32(w: CodesWriter, node: Node) -> np.ndarray:
 def _bias_of(
     w: CodesWriter, node: Node, weight: Operand, order: Sequence[int], channels: Sequence[int], sizes: Sequence[int]
 ) -> Bias | None:
-    """See `weights.bias_of`: the bias in steps of the output, and in place of its step the effective scale."""
+    """See `weights.bias_of`: the bias in steps of the output, and the effective scale instead of its step."""
     result = w.graph.tensors[node.output].quantization
     assert result is not None
     constants = Onednn(*(np.asarray(w.graph.constant(node, role)) for role in Onednn._fields))
@@ -250,11 +249,11 @@ def _array(w: CodesWriter, name: str) -> np.ndarray:
 
 
 def _one_more(operation: Operation, codes: Any, scale: Any, addend: Any, axis: int) -> tuple[Any, Any, Any]:
-    """A channel of zeros with another bias behind the others, which then are not all equal."""
+    """Append a channel of zeros with another bias, so that the biases are not all equal."""
     if operation.attributes.get("group", 1) != 1:
         raise ValueError(
             f"emit: style {STYLE!r} has no exact form for node {operation.node.name!r}: a grouped convolution whose "
-            f"channels have one bias, {float(addend[0])} steps. Give them different biases, or none."
+            f"channels all have the same bias, {float(addend[0])} steps. Give them different biases, or none."
         )
     zeros = np.zeros_like(np.take(codes, [0], axis))
     return (
@@ -265,16 +264,16 @@ def _one_more(operation: Operation, codes: Any, scale: Any, addend: Any, axis: i
 
 
 def _check_sums(node: Node, codes: np.ndarray, zero_point: int) -> None:
-    """Raise a ValueError where a product's sum, zero points included, may leave what float32 holds exactly.
+    """Raise a ValueError if a product's sum, zero points included, may exceed the integers that float32 represents.
 
-    OpenVINO adds the part of the input's zero point behind a matrix product, in float32.
+    OpenVINO adds the contribution of the input's zero point after a matrix product, in float32.
     """
     reach = 255 * int(max(codes.clip(min=0).sum(0).max(), -codes.clip(max=0).sum(0).min())) if zero_point else 0
     if reach > _EXACT:
         raise ValueError(
-            f"emit: style {STYLE!r} takes matrix products whose sums stay within 2^24, because OpenVINO adds the zero "
-            f"point's part in float32. Got up to {reach} in {node.name!r}; give its input the zero point 0 (a relu "
-            "before it does), or divide the layer."
+            f"emit: style {STYLE!r} needs matrix products whose sums stay within 2^24, because OpenVINO adds the zero "
+            f"point's contribution in float32. Got up to {reach} in {node.name!r}; give its input the zero point 0 (by "
+            "a relu in front of it), or split the layer."
         )
 
 
@@ -302,7 +301,7 @@ def _elementwise(w: _Writer, operation: Operation, title: str) -> None:
 
 
 def _average_pool(w: _Writer, operation: Operation, value: str, title: str) -> None:
-    """The sums of windows are a convolution with ones; behind Floor, lest OpenVINO puts the scale into the ones."""
+    """Sums of windows as a convolution with ones; after Floor, lest OpenVINO moves the scale into the ones."""
     (name,), attributes = operation.node.inputs, operation.attributes
     order = channels_first(w.value(name), operation.node.attributes)
     assert order is not None
@@ -311,7 +310,7 @@ def _average_pool(w: _Writer, operation: Operation, value: str, title: str) -> N
     ones = w.stored(f"ones/{channels}x{'x'.join(map(str, window))}", np.ones((channels, 1, *window), np.float32))
     known = {key: attributes[key] for key in ("kernel_shape", "strides", "pads")}
     total = w.step("Floor", w.step("Conv", value, ones, group=channels, **known))
-    # one scale, or one for each place where windows count different numbers of elements
+    # one scale, or one for each position if windows count different numbers of elements
     scale = _float32(w, operation.node)
     scale = scale.reshape((1,) * (len(order) - scale.ndim) + scale.shape).transpose(order)
     scaled = w.step("Mul", total, w.stored(f"{operation.node.output}/share", scale))
@@ -319,7 +318,7 @@ def _average_pool(w: _Writer, operation: Operation, value: str, title: str) -> N
 
 
 def _conv(w: CodesWriter, node: Node) -> bool:
-    """Not the shapes for which OpenVINO 2026.4.1 gives wrong sums, or ends its process.
+    """Write a convolution, except for shapes for which OpenVINO 2026.4.1 computes wrong sums, or ends its process.
 
     These are windows that lie in the padding along an axis, windows of one element with padding, and grouped
     convolutions with one input channel and more than 8 output channels a group.

@@ -1,4 +1,4 @@
-"""The nodes of a graph that are operations of ONNX Runtime on codes; each function says whether it wrote its node.
+"""Writes the nodes of a graph that are operations of ONNX Runtime on codes; each function returns whether it could.
 
 A function returns False if the runtime has no kernel on codes for the node (another dtype of the result, unsupported
 axes). The node is then written as a function of integers.
@@ -30,7 +30,7 @@ def _inputs(w: CodesWriter, node: Node) -> list[View]:
 
 
 def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int]) -> Operand | None:
-    """A tensor with its axes in that order, in another shape; None where two sizes are free."""
+    """A tensor with its axes in that order, in another shape; None if two sizes are free."""
     view = w.in_order(w.value(name), tuple(order))
     if tuple(shape) == view.stored:
         return w.operand(name, view)
@@ -38,7 +38,7 @@ def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int])
     if dims is None or 0 in dims:
         return None
     target = w.shape(dims)
-    # one for all readers, and so one unsigned form of it
+    # one for all readers, so that it has only one unsigned form
     key = (view.name, target)
     if key not in w.flat:
         w.flat[key] = w.add("Reshape", [view.name, target], w.fresh(f"{view.name}/flat"))
@@ -105,13 +105,13 @@ def _dot(w: CodesWriter, node: Node) -> bool:
     x = None if bias is None else _flat(w, node.inputs[0], (*left, *lc), (m, k))
     if weight is None or bias is None or x is None:
         return False
-    # Gemm rather than MatMul: the runtime fuses its bias, and int8 codes, without an option of the session
+    # Gemm rather than MatMul: the runtime fuses its bias, and int8 codes, without a session option
     x = w.factor(node.inputs[0], x)
     return w.write(node, order, "Gemm", [x, weight], bias, back, unsigned=w.moves_to_unsigned(node))
 
 
 def _raw_order(permutation: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """The axis of the result that each axis of `lax.dot_general` is."""
+    """For each axis of `lax.dot_general`, the axis of the result."""
     if permutation is None:
         return tuple(range(rank))
     return tuple(list(permutation).index(axis) for axis in range(rank))
@@ -128,13 +128,13 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     ]
 
     def axes(first: int) -> list[tuple[int, ...]]:
-        """The orders of the axes of the first operand of MatMul and of the second."""
+        """The orders of the axes of MatMul's first operand and of its second."""
         second = 1 - first
         return [(*batch[first], *free[first], *summed[first]), (*batch[second], *summed[second], *free[second])]
 
-    # sums are exact, so the operands may change places: fewer codes are moved
+    # sums are exact, so the operands may be exchanged to move fewer codes
     moved = [
-        sum(_moved(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
+        sum(_count_moved_codes(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
         for side in (0, 1)
     ]
     first = int(moved[1] < moved[0])
@@ -155,7 +155,7 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     if operands[0] is None or operands[1] is None:
         return False
     if "factor" in known:
-        # the graph's first operand, wherever MatMul has it
+        # the graph's first operand, wherever it is in MatMul
         quantization = w.graph.tensors[node.inputs[0]].quantization
         assert quantization is not None
         scale = scaled(np.asarray(quantization.scale, np.float32).reshape(()), known["factor"])
@@ -166,8 +166,8 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
 
 
-def _moved(w: CodesWriter, name: str, order: Sequence[int]) -> int:
-    """How many codes a Transpose to an order of axes moves; axes of size 1 do not count."""
+def _count_moved_codes(w: CodesWriter, name: str, order: Sequence[int]) -> int:
+    """How many codes a Transpose to an axis order moves; axes of size 1 do not count."""
     sizes = w.sizes(name)
     stored, wanted = ([axis for axis in axes if sizes[axis] != 1] for axes in (w.value(name).axes, order))
     return 0 if stored == wanted else math.prod(sizes)
@@ -177,7 +177,7 @@ def _moved(w: CodesWriter, name: str, order: Sequence[int]) -> int:
 
 
 def _common(w: CodesWriter, node: Node) -> tuple[list[Operand], tuple[int, ...]]:
-    """The operands in one order of their axes: the first that is not the graph's own."""
+    """The operands in one axis order: the first that is not the graph's own."""
     views = _inputs(w, node)
     plain = tuple(range(len(views[0].axes)))
     order = next((view.axes for view in views if view.axes != plain), plain)
@@ -202,7 +202,7 @@ def _add(w: CodesWriter, node: Node) -> bool:
 
 
 def _exchanges(w: CodesWriter, node: Node) -> bool:
-    """Whether the kernel of QLinearAdd exchanges its operands, for it does where the left one is a single element."""
+    """Whether the kernel of QLinearAdd exchanges its operands, which it does if the left one is a single element."""
     left, right = (
         math.prod(1 if w.free is not None and n % w.free == 0 else n for n in w.sizes(name)) for name in node.inputs
     )
@@ -224,7 +224,7 @@ def _rescale(w: CodesWriter, node: Node) -> bool:
 
 
 def _mean(w: CodesWriter, node: Node) -> bool:
-    """Every average over axes is one over the last two, of an image with one channel per kept element."""
+    """Write an average over axes as one over the last two, of an image with one channel per remaining element."""
     if node.attributes.get("formula", "") != w.runtime.formulas["mean"] or not fits(w.graph, node):
         return False
     (name,) = node.inputs
@@ -251,7 +251,7 @@ def _mean(w: CodesWriter, node: Node) -> bool:
 
 
 def channels_first(view: View, known: Any) -> tuple[int, ...] | None:
-    """An order of axes in which the window leaves the first two alone; the stored one, if it does."""
+    """An axis order in which the window does not cover the first two axes; the stored order, if it qualifies."""
 
     def alone(axis: int) -> bool:
         return known["window"][axis] == known["strides"][axis] == 1 and list(known["padding"][axis]) == [0, 0]
@@ -277,7 +277,7 @@ def _pool(known: Any, order: Sequence[int]) -> dict[str, Any]:
 
 
 def _within(known: Any) -> bool:
-    """Whether no window is padding alone."""
+    """Whether no window consists of padding only."""
     rows = zip(known["padding"], known["window"], known["window_dilation"], strict=True)
     return all(min(pair) >= 0 and max(pair) < (k - 1) * d + 1 for pair, k, d in rows)
 
@@ -318,7 +318,7 @@ def _counts(w: CodesWriter, node: Node, count: np.ndarray) -> bool:
 
 
 def _max_pool(w: CodesWriter, node: Node) -> bool:
-    """MaxPool has a form for codes of 8 bits; its padding is less than every code."""
+    """MaxPool, which exists for codes of 8 bits; its padding is lower than every code."""
     known = node.attributes
     (view,) = _inputs(w, node)
     order = channels_first(view, known)

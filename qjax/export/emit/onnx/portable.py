@@ -1,17 +1,17 @@
 """QDQ for other runtimes than ONNX Runtime: every operator is between DequantizeLinear and QuantizeLinear.
 
-Style "qdq" is written for ONNX Runtime's bits: what only moves codes (Transpose, Reshape, MaxPool) works on codes,
-clamps follow QuantizeLinear, biases are int32. Compilers for other devices take an operator for one of 8 bits
-only if its inputs and outputs are floats. This rewrites such a model:
+Style "qdq" is written for ONNX Runtime's bits: operators that only move codes (Transpose, Reshape, MaxPool) read codes,
+clamps follow QuantizeLinear, biases are int32. Compilers for other devices recognise an 8-bit operator only if its
+inputs and outputs are floats. This module rewrites such a model:
 
-- an operator on codes gets a DequantizeLinear in front and a QuantizeLinear behind, with the grid of its codes;
-- a Clip of codes becomes Relu or Clip of the floats in front of QuantizeLinear: the same codes, since rounding keeps
-  the order and every bound is the value of a code;
+- an operator on codes gets a DequantizeLinear before it and a QuantizeLinear after it, with the grid of its codes;
+- a Clip of codes becomes Relu or Clip of the floats in front of QuantizeLinear: the same codes, since rounding
+  preserves the order and every bound is the value of a code;
 - weights of uint8 with the zero point 128 become int8 with the zero point 0;
-- a bias becomes float32, or stays int32 for devices that want codes.
+- a bias becomes float32, or stays int32 for devices that need codes.
 
-The codes of every tensor stay those of the graph wherever the operators are computed exactly and rounded as ONNX
-Runtime's kernels do. The device decides how it rounds.
+The codes of every tensor are still those of the graph wherever the operators are computed exactly and rounded as in
+ONNX Runtime's kernels. The device decides how it rounds.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from qjax.export.onnx_ops import METADATA
 from qjax.support.names import Names
 
 _OPSET, _IR = 21, 10
-"""Of the written file: the oldest with codes of 16 bits in QuantizeLinear."""
+"""The opset of the written file: the oldest with codes of 16 bits in QuantizeLinear."""
 
 
 def portable(model: onnx.ModelProto, *, float_bias: bool) -> onnx.ModelProto:
@@ -52,7 +52,7 @@ class _Rewrite:
 
     def run(self) -> None:
         graph = self.model.graph
-        self._spread()
+        self._propagate_grids()
         nodes: list[onnx.NodeProto] = []
         quantizers: dict[str, onnx.NodeProto] = {}
         for node in graph.node:
@@ -73,8 +73,8 @@ class _Rewrite:
         graph.node.extend(nodes)
         self._finish()
 
-    def _spread(self) -> None:
-        """Grids of codes that are moved, forwards and backwards."""
+    def _propagate_grids(self) -> None:
+        """Propagate the grids of codes that are moved, forwards and backwards."""
         nodes = [n for n in self.model.graph.node if n.op_type not in ("QuantizeLinear", "DequantizeLinear")]
         for _ in range(2):
             for node in (*nodes, *reversed(nodes)):
@@ -94,7 +94,7 @@ class _Rewrite:
         return next((node for node in self.model.graph.node if name in node.output), None)
 
     def _constant(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """A DequantizeLinear of a constant: of a bias, or of weights."""
+        """A DequantizeLinear of a constant, a bias or weights."""
         proto = self.data[node.input[0]]
         codes = numpy_helper.to_array(proto)
         if proto.data_type == onnx.TensorProto.INT32:
@@ -112,7 +112,7 @@ class _Rewrite:
         return node
 
     def _clamp(self, clip: onnx.NodeProto, quantizer: onnx.NodeProto, nodes: list[onnx.NodeProto]) -> None:
-        """Bounds of codes as bounds of the floats in front of their QuantizeLinear."""
+        """Turn bounds of codes into bounds of the floats in front of their QuantizeLinear."""
         scale = float(numpy_helper.to_array(self.data[quantizer.input[1]]))
         proto = self.data[quantizer.input[2]]
         zero = int(numpy_helper.to_array(proto))
@@ -131,7 +131,7 @@ class _Rewrite:
         quantizer.output[0] = clip.output[0]
 
     def _lifted(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """An operator on codes as one on floats."""
+        """An operator on codes, rewritten as one on floats."""
         found: list[onnx.NodeProto] = []
         for index, name in enumerate(node.input):
             if name not in self.grids or name in self.data:
@@ -154,7 +154,7 @@ class _Rewrite:
         used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
         del graph.initializer[:]
         graph.initializer.extend(proto for name, proto in self.data.items() if name in used)
-        # shapes and types of what is no longer there
+        # shapes and types of tensors that do not exist any more
         del graph.value_info[:]
         kept = [entry for entry in self.model.metadata_props if entry.key != METADATA]
         del self.model.metadata_props[:]

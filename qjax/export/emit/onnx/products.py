@@ -1,9 +1,9 @@
 """Matrix products and convolutions of integers: MatMulInteger, ConvInteger, and MatMul of int32 for wider operands.
 
-Operands of int8 become uint8, by adding 128 to the codes and to the zero point: ONNX Runtime's kernels for two signed
-operands are five times as slow on x86. Weights stay int8 in MatMulInteger, which is faster still, only where no CPU can
-get it wrong. On x86 without VNNI, ONNX Runtime multiplies unsigned by signed bytes with vpmaddubsw, whose pairs of
-products saturate to int16. With equal signedness products are exact everywhere.
+Operands of int8 become uint8, by adding 128 to the codes and to the zero point, because ONNX Runtime's kernels for two
+signed operands are five times as slow on x86. Weights stay int8 in MatMulInteger, which is faster still, only if every
+CPU computes it correctly. On x86 without VNNI, ONNX Runtime multiplies unsigned by signed bytes with vpmaddubsw, whose
+pairs of products saturate to int16. With equal signedness products are exact everywhere.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def dot(t: Views, lhs: View, rhs: View, numbers: Any, zero_points: Sequence[str]
 
 
 def dot_general(t: Views, params: Any, x: Sequence[View]) -> View:
-    """The primitive: operands of one dtype, as `ops.accumulate.dot` brings them."""
+    """The primitive, for operands of one dtype, as `ops.accumulate.dot` prepares them."""
     kind = np.dtype(params["preferred_element_type"] or x[0].dtype).name
     if kind != "int32" or any(view.dtype not in ("int8", "int32") for view in x):
         raise ValueError(
@@ -68,7 +68,7 @@ def dot_general(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def raised(b: Builder, codes: str) -> str:
-    """Codes of int8 plus 128, as uint8; both the cast and the addition wrap."""
+    """Codes of int8 plus 128, as uint8; both the cast and the addition wrap around."""
     return b.op("Add", b.cast(codes, "uint8"), b.constant(np.uint8(128)))
 
 
@@ -78,9 +78,10 @@ def unsigned(t: Views, x: View) -> View:
 
 
 def never_saturates(kernel: np.ndarray, summed: Sequence[int], greatest: int) -> bool:
-    """Whether no two products of a weight with a code of uint8, up to the greatest, leave int16 together.
+    """Whether the products of two weights with uint8 codes, up to the greatest, always fit int16 together.
 
-    In any order of the products: the two greatest weights of an output are taken for neighbours, and the two least.
+    The order of the products is arbitrary, so the two greatest weights of an output count as neighbours, and the two
+    lowest.
     """
     kept = [axis for axis in range(kernel.ndim) if axis not in summed]
     rows = np.sort(kernel.astype(np.int64).transpose((*kept, *summed)).reshape(-1, _count(kernel.shape, summed)))
@@ -95,5 +96,5 @@ def _count(shape: Sequence[int], axes: Sequence[int]) -> int:
 
 
 def conv(b: Builder, x: str, kernel: str, x_zero_point: str, zero_point: str, attributes: dict[str, Any]) -> str:
-    """ConvInteger of channels-first operands; padding is the code of zero, x_zero_point. attributes: its own."""
+    """ConvInteger of channels-first operands; the padding is the code of zero, x_zero_point. attributes: its own."""
     return b.op("ConvInteger", x, kernel, x_zero_point, zero_point, **parameters(attributes))

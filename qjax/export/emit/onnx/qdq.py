@@ -1,5 +1,7 @@
 """Style "qdq": standard float operators between DequantizeLinear and QuantizeLinear, which ONNX Runtime fuses.
 
+    DequantizeLinear(x), DequantizeLinear(w) -> Conv -> QuantizeLinear    runs as    QLinearConv(x, w)
+
 The session's optimizer turns each such group into one operator on codes, with the graph's bits. Without the optimizer
 the file is computed in float32, with sums in an order that the runtime chooses, and codes can differ.
 
@@ -20,7 +22,7 @@ from qjax.graph.ir import Graph
 STYLE = "qdq"
 
 _LEFT_IN_FLOATS = "Sub"
-"""What the optimizer has no operator on codes for."""
+"""An operation for which the optimizer has no operator on codes."""
 
 
 def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
@@ -30,7 +32,7 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
 
 
 def write(writer: CodesWriter, operation: Operation, title: str) -> None:
-    """DequantizeLinear of the operands, the float operator, QuantizeLinear."""
+    """Write DequantizeLinear of the operands, the float operator, and QuantizeLinear."""
     reals = [writer.real(operand) for operand in operation.operands]
     if operation.bias is not None:
         bias = operation.bias

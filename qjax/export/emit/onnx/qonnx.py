@@ -1,9 +1,9 @@
 """Style "qonnx": float operators with Quant nodes, for FINN, hls4ml and other tools that read QONNX.
 
-Every tensor is a real number, code * scale. Where the scales are powers of two, and no sum leaves 2^24 steps, float32
-holds every real number and every sum exactly, in any order. So the Quant nodes are all that rounds: half to even,
-within the range of their bits. That is the target `fpga`. Graphs with other scales are refused, because their codes
-would depend on how a tool adds.
+Every tensor is a real number, code * scale. If the scales are powers of two, and no sum exceeds 2^24 steps, float32
+represents every real number and every sum exactly, in any order. So only the Quant nodes round: half to even, within
+the range of their bits. That is the target `fpga`. Graphs with other scales are rejected, because their codes would
+depend on how a tool adds.
 
 | part | is written as |
 | --- | --- |
@@ -11,9 +11,9 @@ would depend on how a tool adds.
 | the weights of a product | Quant of their real numbers, with a scale per channel or one |
 | a convolution, a dense layer | Conv with its bias; MatMul and Add |
 | a sum, a product, a mean over a power of two of elements | Add, Mul, GlobalAveragePool |
-| relu and other bounds | unsigned codes where the zero point is the lowest code; Relu or Clip otherwise |
+| relu and other bounds | unsigned codes if the zero point is the lowest code; Relu or Clip otherwise |
 
-Quant is of the domain qonnx.custom_op.general. Source: QONNX's documents of that operator, qonnx 1.0.0.
+Quant is in the domain qonnx.custom_op.general. Source: QONNX's documentation of that operator, qonnx 1.0.0.
 """
 
 import math
@@ -37,30 +37,31 @@ from qjax.ops import Role
 STYLE, TARGET = "qonnx", "fpga"
 DOMAIN = "qonnx.custom_op.general"
 _OPSET, _IR = 16, 8
-"""Of the files that QONNX's tools write."""
+"""The opset and IR version of the files that QONNX's tools write."""
 _RULE = "power_of_two:RND_CONV:SAT"
 _EXACT = 2**24
-"""Integers up to here are float32 numbers."""
+"""float32 represents all integers up to this one."""
 _MOVES = frozenset({"Transpose", "Reshape", "Concat", "Slice", "MaxPool", "Identity", "Squeeze", "Unsqueeze"})
-"""What may become of a move of codes: operators that do the same to real numbers."""
+"""The operators of moves of codes, which do the same to real numbers."""
 
 
 def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
-    """The model; options: those of `codes.Options`, without codes at the ends.
+    """The model; options: those of `codes.Options`, without codes at the inputs and outputs.
 
     Raises:
       ValueError: a graph of another target; a scale that is no power of two; codes without a form in Quant; an
-        operation, or a sum, that float32 does not hold.
+        operation, or a sum, that float32 does not represent exactly.
     """
     made = Options(**options)
     if graph.target != TARGET:
         raise ValueError(
-            f"emit: style {STYLE!r} is the arithmetic of the target {TARGET!r}; the graph obeys {graph.target!r}. "
-            f"Train for it: Recipe(target={TARGET!r}, method='tqt', weight_method='tqt', activations=QSpec(bits=8))."
+            f"emit: style {STYLE!r} has the arithmetic of the target {TARGET!r}, but the graph has that of "
+            f"{graph.target!r}. Train for it: Recipe(target={TARGET!r}, method='tqt', weight_method='tqt', "
+            "activations=QSpec(bits=8))."
         )
     check_options(made)
     if made.codes:
-        raise ValueError(f"emit: style {STYLE!r} has real numbers at its ends. Got codes=True; leave it out.")
+        raise ValueError(f"emit: style {STYLE!r} has float inputs and outputs. Got codes=True; leave it out.")
     check_integer(graph)
     for name in (*graph.inputs, *(node.output for node in graph.nodes)):
         quant_of(graph.tensors[name], "tensor")
@@ -95,8 +96,8 @@ def quant_of(tensor: Tensor, what: str) -> tuple[int, dict[str, int]]:
         found = {"signed": 1, "narrow": narrow}
     if not bits:
         raise ValueError(
-            f"emit: style {STYLE!r}: expected codes of whole bits with the zero point 0, or at their lowest code. Got "
-            f"{what} {tensor.name!r} with codes {low} to {high} and the zero point {first}; use "
+            f"emit: style {STYLE!r}: expected the full range of some number of bits, with the zero point 0 or their "
+            f"lowest code. Got {what} {tensor.name!r} with codes {low} to {high} and the zero point {first}; use "
             "activations=QSpec(bits=8), which is symmetric."
         )
     return bits, found
@@ -104,7 +105,7 @@ def quant_of(tensor: Tensor, what: str) -> tuple[int, dict[str, int]]:
 
 class _Writer(CodesWriter):
     def model(self) -> onnx.ModelProto:
-        """The model: the names of codes are those of real numbers."""
+        """The model, in which the names of codes are names of real numbers."""
         model = super().model()
         graph = model.graph
         first: list[onnx.NodeProto] = []
@@ -133,7 +134,7 @@ class _Writer(CodesWriter):
         return model
 
     def node(self, node: Node) -> None:
-        """An operation between real numbers, or a move of them."""
+        """Write an operation between real numbers, or a move of them."""
         written = self.runtime.operations.get(node.op)
         if written is not None and node.name in self.own and written(self, node):
             return
@@ -143,12 +144,12 @@ class _Writer(CodesWriter):
         made = {(found.domain, found.op_type) for found in self.nodes[before:]}
         if ops.get(node.op).role is Role.PRODUCER or not {op for _, op in made} <= _MOVES or any(d for d, _ in made):
             raise ValueError(
-                f"emit: style {STYLE!r} has no exact form for node {node.name!r}, {node.op}. Keep it outside of the "
+                f"emit: style {STYLE!r} has no exact form for node {node.name!r}, {node.op}. Compute it outside of the "
                 "graph, or emit the graph in style='integer'."
             )
 
     def step(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """One node of the model with a name of its own; returns its output."""
+        """Add one node to the model with its own name; returns its output."""
         return self.add(op, inputs, self.fresh(f"{op.lower()}/real"), **attributes)
 
     def quant(self, real: str, tensor: Tensor, result: str, name: str, scale: Any = None) -> str:
@@ -207,7 +208,7 @@ def _grid_of(w: CodesWriter, name: str) -> Quantization:
 
 
 def _check_sum(w: CodesWriter, node: Node, bias: int) -> None:
-    """Raise a ValueError where a product's sum may leave the integers of float32."""
+    """Raise a ValueError if a product's sum may exceed the integers that float32 represents."""
     grid, kernel = _grid_of(w, node.inputs[0]), node.constants["kernel"]
     zero = int(np.asarray(grid.zero_point).reshape(()))
     greatest = max(grid.qmax - zero, zero - grid.qmin)
@@ -218,13 +219,13 @@ def _check_sum(w: CodesWriter, node: Node, bias: int) -> None:
     reach = greatest * int(sums.max(initial=0)) + bias
     if reach > _EXACT:
         raise ValueError(
-            f"emit: style {STYLE!r} takes products whose sums stay within 2^24 steps, which float32 holds. Got up to "
-            f"{reach} in node {node.name!r}; use fewer bits, or divide the layer."
+            f"emit: style {STYLE!r} needs products whose sums stay within 2^24 steps, up to which float32 is exact. "
+            f"Got up to {reach} in node {node.name!r}; use fewer bits, or split the layer."
         )
 
 
 def _write(w: CodesWriter, operation: Operation, title: str) -> None:
-    """The operator between real numbers, the bounds of its result, and Quant."""
+    """Write the operator between real numbers, the bounds of its result, and Quant."""
     assert isinstance(w, _Writer)
     node, real = operation.node, operation.real
     operands = [operand.codes for operand in operation.operands]
@@ -252,7 +253,7 @@ def _write(w: CodesWriter, operation: Operation, title: str) -> None:
 
 
 def _mean(w: CodesWriter, node: Node) -> bool:
-    """Means over a power of two of elements, whose quotients are exact."""
+    """Write a mean over a power of two of elements, whose quotient is exact."""
     count = math.prod(w.sizes(node.inputs[0])[axis] for axis in node.attributes["axes"])
     grid = _grid_of(w, node.inputs[0])
     exact = count > 0 and not count & (count - 1) and count * (grid.qmax - grid.qmin) <= _EXACT

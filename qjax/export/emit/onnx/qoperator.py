@@ -1,6 +1,6 @@
 """Style "qoperator": ONNX Runtime's operators on codes (QLinearConv, QGemm, QLinearAdd, ...), without its optimizer.
 
-`qjax.export.onnx_ops` has the operators and the roles of their inputs. Subtraction and requantization have no such
+`qjax.export.onnx_ops` lists the operators and the roles of their inputs. Subtraction and requantization have no such
 operator. They are written as the runtime computes them: DequantizeLinear, the operation in float32, QuantizeLinear.
 """
 

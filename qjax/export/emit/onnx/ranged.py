@@ -1,4 +1,4 @@
-"""The primitives that move, cast, gather and reduce integers whose ranges are known (see `carried`)."""
+"""Primitives that move, cast, gather and reduce integers whose ranges are known (see `carried`)."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ from qjax.export.emit.onnx.structure import STRUCTURE, rows_of_table
 from qjax.export.emit.onnx.views import View
 
 Entry = Callable[[Carried, Any, Sequence[View]], View | None]
-"""(translator, parameters, operands) -> the result, or None where ranges do not help."""
+"""(translator, parameters, operands) -> the result, or None if the ranges do not help."""
 
 _FEW = 512
-"""Up to so many elements of an example Gather is faster."""
+"""Up to this many elements per example Gather is faster."""
 _MOVES = ("transpose", "broadcast_in_dim", "reshape", "squeeze", "rev", "slice")
 
 
-def _moved(name: str) -> Entry:
+def _move_entry(name: str) -> Entry:
     def entry(t: Carried, params: Any, x: Sequence[View]) -> View:
         view = x[0]
         found = STRUCTURE[name](t, params, [dataclasses.replace(view, known=None)])
@@ -31,7 +31,7 @@ def _moved(name: str) -> Entry:
 
 
 def _cast(t: Carried, params: Any, x: Sequence[View]) -> View | None:
-    """No operator: the tensor stays what it is, and is cast where an operator needs it."""
+    """A cast without an operator: the tensor does not change, and is cast where an operator needs it."""
     (view,), dtype = x, np.dtype(params["new_dtype"]).name
     if not {view.dtype, dtype} <= set(bounds.INTEGERS) or dtype == "bool" or not bounds.fits(view.range, dtype):
         return None
@@ -47,17 +47,17 @@ def _clamp(t: Carried, params: Any, x: Sequence[View]) -> View | None:
 
 
 def _sum(t: Carried, params: Any, x: Sequence[View]) -> View | None:
-    """In int32 where every sum fits; in float64, where ONNX Runtime adds fastest, of many terms and of such terms.
+    """A sum, in int32 if every sum fits; in float64, where ONNX Runtime adds fastest, for many terms or float64 terms.
 
-    ONNX Runtime 1.31 adds integers as float64, and what leaves the type becomes its end. So a sum of int64 that may
-    leave 2^53 is one of its high words and one of its low words, and a sum of int32 that may wrap is one of int64.
+    ONNX Runtime 1.31 adds integers as float64, and results beyond the type saturate. So a sum of int64 that may exceed
+    2^53 is written as one of its high words and one of its low words, and a sum of int32 that may wrap as one of int64.
     """
     (view,), axes = x, tuple(params["axes"])
     sizes = [view.shape[axis] for axis in axes]
     if view.dtype not in ("int32", "int64") or not axes:
         return None
     if any(t.is_free(size) for size in sizes):
-        # as many terms as a batch has: words of 32 bits are exact up to two million
+        # a batch may have any number of terms; words of 32 bits are exact up to two million
         return _sum_of_words(t, view, axes)
     count = math.prod(sizes)
     found = min(0, count * view.range[0]), max(0, count * view.range[1])
@@ -75,7 +75,7 @@ _WORD = 32
 
 
 def _sum_of_words(t: Carried, view: View, axes: Sequence[int]) -> View:
-    """A sum modulo 2^32 or 2^64, of terms of 32 bits at a time."""
+    """A sum modulo 2^32 or 2^64, from words of 32 bits."""
     b, dtype = t.builder, view.dtype
     whole = t.carried(t.settled(view), "int64")
     anything = bounds.of_dtype(dtype)
@@ -127,7 +127,7 @@ def _reduced(t: Carried, op: str, view: View, axes: Sequence[int], found: bounds
 
 
 def _gather(t: Carried, params: Any, x: Sequence[View]) -> View | None:
-    """Entries of a table; those beyond it read its ends."""
+    """Entries of a table; indices beyond it read its ends."""
     table, indices = x
     view = rows_of_table(t, params, table, indices)
     view = dataclasses.replace(view, low=indices.range[0], high=indices.range[1], held=indices.held)
@@ -153,10 +153,10 @@ def _gather(t: Carried, params: Any, x: Sequence[View]) -> View | None:
 
 
 def read_table(t: Carried, table: str, place: View) -> str:
-    """GatherElements, which ONNX Runtime has five times as fast as Gather; it takes lists only.
+    """A lookup by GatherElements, which is five times as fast as Gather in ONNX Runtime, but only takes lists.
 
-    Gather for a few elements, where the two reshapes cost more; and elsewhere, since ONNX's reference evaluator has
-    GatherElements for 64 entries only.
+    Gather is used for a few elements, where the two reshapes cost more, and for other runtimes, because ONNX's
+    reference evaluator supports GatherElements for 64 entries only.
     """
     if t.is_small(place, _FEW) or not t.for_runtime:
         return t.builder.op("Gather", table, place.name, axis=0)
@@ -165,7 +165,7 @@ def read_table(t: Carried, table: str, place: View) -> str:
 
 
 def _product(t: Carried, params: Any, x: Sequence[View]) -> View | None:
-    """The operators that there are, with the range of a sum of so many products."""
+    """The usual operators, with the range of a sum of that many products."""
     (contracted, _), _ = params["dimension_numbers"]
     terms = [x[0].shape[axis] for axis in contracted]
     found = bounds.of("mul", [view.range for view in x])
@@ -181,7 +181,7 @@ def _product(t: Carried, params: Any, x: Sequence[View]) -> View | None:
 
 RANGED: dict[str, Entry] = {
     "dot_general": _product,
-    **{name: _moved(name) for name in _MOVES},
+    **{name: _move_entry(name) for name in _MOVES},
     "convert_element_type": _cast,
     "clamp": _clamp,
     "reduce_sum": _sum,

@@ -1,18 +1,18 @@
 """The requantization of an accumulator in few operators: a product, a sum, a shift and a clamp.
 
-`lines` finds the numbers, from the rule's own kernel and the accumulators that can occur. The function of a node then
-holds them as constants, one per channel:
+`requantize_as_shift` finds the numbers, from the rule's own kernel and the accumulators that can occur. The function of
+a node then contains them as constants, one per channel:
 
-| operator | what for |
+| operator | purpose |
 | --- | --- |
-| Equal, Or, Cast, Add | only for rules in float32: the accumulators that are taken for the next one |
+| Equal, Or, Cast, Add | only for rules in float32: move exceptional accumulators to the next one |
 | Cast, Mul | factor * acc in int64 |
-| Add, or Less, Where, Add | the offset, or one of two; what keeps the sum positive is part of it |
-| Cast, BitShift, Cast | the floor, for BitShift takes unsigned integers and is several times as fast as Div of int64 |
+| Add, or Less, Where, Add | the offset, or one of two; it includes what keeps the sum positive |
+| Cast, BitShift, Cast | the floor: BitShift takes unsigned integers and is several times as fast as Div of int64 |
 | Clip, Cast | the codes; what was added for the sign is a multiple of 2^bits, which the cast drops |
 
-Where all fits in 32 bits: Mul, Add, Div, Clip, Cast. None of it applies to rules that are not monotone, or whose codes
-no line gives; their kernel is translated as it is.
+If everything fits in 32 bits: Mul, Add, Div, Clip, Cast. None of it applies to rules that are not monotone, or whose
+codes have no such form; their kernel is translated unchanged.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ _INT32 = 2**31
 
 
 def short(t: Views, product: Product, acc: View) -> View | None:
-    """The codes of an int32 accumulator without its bias; None where no line is the rule."""
+    """The codes of an int32 accumulator without its bias; None if the rule has no such form."""
     found = line_of(product)
     return None if found is None else written(t, product.attributes["dtype"], acc, *found)
 
 
 def written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) -> View:
-    """The codes of an accumulator under a line of channels of that shape, as a dtype of at most 16 bits."""
+    """The codes of an accumulator by a `Line` with channels of that shape, as a dtype of at most 16 bits."""
     b = t.builder
     bits = np.iinfo(dtype).bits
     # a multiple of 2^bits that keeps the quotient positive
@@ -44,7 +44,7 @@ def written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) -
     wide = np.int32 if narrow else np.int64
 
     def constant(values: Integers, kind: Any) -> str:
-        return b.constant(_laid(values.astype(kind), shape, acc))
+        return b.constant(_order_channels(values.astype(kind), shape, acc))
 
     x = acc.name
     if line.raised is not None:
@@ -72,8 +72,8 @@ def written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) -
     return dataclasses.replace(acc, name=b.cast(quotient, dtype), dtype=dtype)
 
 
-def _laid(values: np.ndarray, shape: Sequence[int], acc: View) -> np.ndarray:
-    """Values of channels in the order in which the accumulator's axes are stored; one number if all are equal."""
+def _order_channels(values: np.ndarray, shape: Sequence[int], acc: View) -> np.ndarray:
+    """Values of channels in the order of the accumulator's stored axes; one number if all are equal."""
     if values.size and np.all(values == values[0]):
         return values[0]
     full = values.reshape((1,) * (len(acc.shape) - len(shape)) + tuple(shape)).transpose(acc.axes)

@@ -1,11 +1,11 @@
-"""Loops of a graph as ONNX's Scan, in files of style "integer": a recurrent layer is one body, whatever its steps.
+"""Loops of a graph as ONNX's Scan, in files of style "integer": a recurrent layer is one body, whatever its length.
 
 A body's inputs are the states and what each iteration reads of a stack. Its outputs are the next states and what later
-nodes read of each iteration. Loops are the stretches that `run.find_loops` finds, if a state goes from one iteration to
-the next and all iterations have equal constants and scales.
+nodes read of each iteration. Loops are those that `run.find_loops` finds, if a state goes from one iteration to the
+next and all iterations have equal constants and scales.
 
 The file no longer has a node for every node of the graph. So the nodes and tensors are in its metadata, compressed, and
-the reader compares the file that they become with the file at hand.
+the reader compares the file that results from them with the given file.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Part:
 
 
 class Rolled(Writer):
-    """One model under construction, with its loops as loops."""
+    """One model under construction, whose loops are Scan operators."""
 
     def __init__(self, graph: Graph, batch: int | None, *, vnni: bool, loops: Sequence[Repeat]) -> None:
         super().__init__(graph, batch, vnni=vnni)
@@ -69,7 +69,7 @@ class Rolled(Writer):
     # ------------------------------------------------------------------ tensors
 
     def fresh(self, name: str) -> str:
-        """A name that no tensor has yet."""
+        """A name that no tensor has so far."""
         found, count = name, 1
         while found in self.taken:
             count += 1
@@ -89,7 +89,7 @@ class Rolled(Writer):
         return super().value(name)
 
     def function(self, title: str, function: Callable[..., jax.Array], views: Sequence[View], name: str) -> View:
-        """The call of a function of the file that computes what a function of arrays does."""
+        """The call of a function of the file that computes the given function of arrays."""
         made, shape = functions.of_function(self.library, title, function, views, self.free)
         self.nodes.append(helper.make_node(made, [view.name for view in views], [name], name=name, domain=DOMAIN))
         view = View.full(name, views[0].dtype, shape)
@@ -97,7 +97,7 @@ class Rolled(Writer):
         return view
 
     def in_stack(self, names: Sequence[str]) -> Callable[[jax.Array], jax.Array] | None:
-        """What makes the stack of these tensors of the stack in which they lie in order; None where they do not."""
+        """A function from a larger stack to the stack of these tensors; None if they are not evenly spaced in one."""
         found = [self.parts[name] for name in names if name in self.parts]
         if len(found) < max(len(names), 2) or any(part.stack is not found[0].stack for part in found):
             return None
@@ -143,7 +143,7 @@ class Rolled(Writer):
         self.views[node.output] = self.function(node.op, whole, [self.parts[node.inputs[0]].stack], name)
 
     def loop(self, loop: Repeat) -> None:
-        """A loop with states as one Scan; without, a kernel of all iterations at once."""
+        """A loop with states as one Scan; without states, a kernel over all iterations at once."""
         graph = self.graph
         outer = [[node.output for node in loop.nodes(graph, position)] for position in range(loop.period)]
         if _alone(graph, loop):
@@ -170,7 +170,7 @@ class Rolled(Writer):
 
 
 class _Body:
-    """The body of one loop, written with the nodes of the first iteration under names of its own."""
+    """The body of one loop, written with the nodes of the first iteration under their own names."""
 
     def __init__(self, writer: Rolled, loop: Repeat) -> None:
         self.writer, self.loop = writer, loop
@@ -198,7 +198,7 @@ class _Body:
         for position, reads in enumerate(loop.reads):
             nodes = loop.nodes(graph, position)
             if varies(nodes):
-                each.append(self._cut(nodes))
+                each.append(self._slice_iterations(nodes))
                 continue
             names: list[str] = []
             for index, read in enumerate(reads):
@@ -253,13 +253,13 @@ class _Body:
             writer.parts |= {one: Part(stack, index) for index, one in enumerate(outer[b])}
 
     def _placeholder(self, counter: str) -> str:
-        """What a body reads that has nothing else to count its iterations by."""
+        """What a body reads if nothing else determines its number of iterations."""
         name = self.writer.fresh(f"{counter}/each")
         self.tensors[name], self.shapes[name] = Tensor(name, (), "int8"), ()
         return name
 
-    def _cut(self, nodes: Sequence[Node]) -> str:
-        """What a node computes that differs between the iterations by its place: cut out for all of them before."""
+    def _slice_iterations(self, nodes: Sequence[Node]) -> str:
+        """The result of a node that differs between iterations only by position: sliced for all of them beforehand."""
         writer = self.writer
         known, op = [attributes_of(writer.graph, node) for node in nodes], ops.get(nodes[0].op)
         name = writer.fresh(f"{nodes[0].output}/stack")
@@ -305,7 +305,7 @@ class _Body:
 
 
 def loops_of(graph: Graph) -> list[Repeat]:
-    """The loops that become loops of the file, and what only moves their stacks."""
+    """The loops that become loops of the file, without those that only move their stacks."""
     found = repeats(graph, prepare(graph))
     loops = [loop for loop in found if _has_state(loop) and _fits(graph, loop)]
     return [loop for loop in found if loop in loops or (loops and _alone(graph, loop))]
@@ -316,7 +316,7 @@ def _has_state(loop: Repeat) -> bool:
 
 
 def _alone(graph: Graph, loop: Repeat) -> bool:
-    """Whether a loop is one node that only moves codes, each iteration those of another tensor."""
+    """Whether a loop is one node that only moves codes, those of another tensor in each iteration."""
     node = graph.nodes[loop.first]
     reads = loop.reads[0]
     moves = ops.get(node.op).moves and not varies(loop.nodes(graph, 0)) and not node.constants
@@ -344,7 +344,7 @@ def _fits(graph: Graph, loop: Repeat) -> bool:
             if not all(_same(given[0], tensor) for tensor in given):
                 return False
             constant = [tensor.value is not None for tensor in given]
-            # a state may begin as a constant
+            # the initial state may be a constant
             held = any(constant[1:] if isinstance(read, Carried) else constant)
             if held and not (all(constant) and all(_equal(given[0].value, tensor.value) for tensor in given)):
                 return False

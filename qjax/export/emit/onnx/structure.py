@@ -16,12 +16,12 @@ _END, _BEGIN = 2**63 - 1, -(2**63)
 
 
 def transpose(t: Views, params: Any, x: Sequence[View]) -> View:
-    """`lax.transpose`: no node."""
+    """`lax.transpose`, which needs no node."""
     return t.transpose(x[0], params["permutation"])
 
 
 def broadcast_in_dim(t: Views, params: Any, x: Sequence[View]) -> View:
-    """`lax.broadcast_in_dim`: no node."""
+    """`lax.broadcast_in_dim`, which needs no node."""
     view, places = x[0], params["broadcast_dimensions"]
     value = view.value
     return dataclasses.replace(
@@ -59,7 +59,7 @@ def slice_(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def sliced(t: Views, view: View, starts: Sequence[int], limits: Sequence[int], steps: Sequence[int]) -> View:
-    """Strided slices with constant bounds; along the batch only whole ones."""
+    """Strided slices with constant bounds; along the batch only complete ones."""
     shape = tuple(max(0, -(-(b - a) // step)) for a, b, step in zip(starts, limits, steps, strict=True))
     rows: list[tuple[int, int, int, int]] = []
     stored = list(view.stored)
@@ -101,7 +101,7 @@ def stack(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def pad(t: Views, params: Any, x: Sequence[View]) -> View:
-    """`lax.pad`: first between elements, which ONNX cannot do, then around them; negative amounts cut."""
+    """`lax.pad`: first between elements, which ONNX's Pad cannot do, then around them; negative amounts crop."""
     view, fill = x
     config = params["padding_config"]
     touched = [axis for axis, triple in enumerate(config) if any(triple) and view.shape[axis] != 0]
@@ -116,7 +116,7 @@ def pad(t: Views, params: Any, x: Sequence[View]) -> View:
     value = t.builder.op("Squeeze", fill.name) if fill.stored else fill.name
     for axis in touched:
         if config[axis][2] and view.shape[axis] > 1:
-            view = _spread(t, view, axis, config[axis][2], value)
+            view = _insert_between(t, view, axis, config[axis][2], value)
     added = [(axis, max(0, config[axis][0]), max(0, config[axis][1])) for axis in touched]
     added = [triple for triple in added if any(triple[1:])]
     if added:
@@ -131,24 +131,24 @@ def pad(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def _padded(t: Views, name: str, rank: int, around: Mapping[int, tuple[int, int]], value: str) -> str:
-    """`Pad` by amounts for all axes: where only some are named, ONNX Runtime's move to channels last mixes them up.
+    """`Pad` with amounts for all axes, because ONNX Runtime's move to channels last confuses amounts for some axes.
 
-    ONNX Runtime 1.31.1 permutes the input `pads` as if it held every axis, and then fails or pads the wrong ones.
+    ONNX Runtime 1.31.1 permutes the input `pads` as if it contained every axis, and then fails or pads the wrong ones.
     """
     amounts = [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]
     return t.builder.op("Pad", name, t.builder.integers(amounts), value)
 
 
 def _resized(view: View, sizes: dict[int, int], name: str) -> View:
-    """A tensor that took the view's place, with other sizes along some axes."""
+    """A tensor that replaces the view's, with other sizes along some axes."""
     shape, stored = list(view.shape), list(view.stored)
     for axis, size in sizes.items():
         shape[axis] = stored[view.axes.index(axis)] = size
     return dataclasses.replace(view, name=name, shape=tuple(shape), stored=tuple(stored), value=None)
 
 
-def _spread(t: Views, view: View, axis: int, between: int, value: str) -> View:
-    """`between` times the fill value after every element but the last."""
+def _insert_between(t: Views, view: View, axis: int, between: int, value: str) -> View:
+    """Insert the fill value `between` times after every element but the last."""
     place, size, b = view.axes.index(axis), view.shape[axis], t.builder
     name = b.op("Unsqueeze", view.name, b.integers([place + 1]))
     name = _padded(t, name, len(view.stored) + 1, {place + 1: (0, between)}, value)
@@ -171,7 +171,7 @@ def gather(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def rows_of_table(t: Views, params: Any, table: View, indices: View) -> View:
-    """The places of the rows that a gather reads. Raises ValueError for any other gather."""
+    """The indices of the rows that a gather reads. Raises ValueError for any other gather."""
     numbers, mode = params["dimension_numbers"], str(params["mode"])
     rank = len(indices.shape) - 1
     whole = tuple(params["slice_sizes"]) == (1, *table.shape[1:])
@@ -183,7 +183,7 @@ def rows_of_table(t: Views, params: Any, table: View, indices: View) -> View:
 
 
 def iota(t: Views, params: Any, x: Sequence[View]) -> View:
-    """`lax.iota`, one row of it: the rest is a broadcast."""
+    """`lax.iota` as one row, which is broadcast."""
     shape, axis, dtype = tuple(params["shape"]), params["dimension"], np.dtype(params["dtype"]).name
     if t.is_free(shape[axis]):
         raise NeedsBatch
@@ -224,7 +224,7 @@ def _reduce(op: str) -> Entry:
 
 
 def _with_nans(t: Views, extreme: str, source: str, axes: str) -> str:
-    """The extreme, and NaN where the source holds one: ONNX Runtime 1.31 overlooks those that are not first."""
+    """The extreme, or NaN if the source contains one, because ONNX Runtime 1.31 overlooks NaNs that are not first."""
     b = t.builder
     marks = b.op("Where", b.op("IsNaN", source), b.constant(np.float32(np.nan)), b.constant(np.float32(0)))
     return b.op("Add", extreme, b.op("ReduceSum", marks, axes, keepdims=0))

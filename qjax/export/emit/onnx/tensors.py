@@ -1,7 +1,7 @@
-"""Tensors and attributes of a graph in ONNX, and as JSON under the key "qjax" what ONNX has no field for.
+"""Tensors and attributes of a graph in ONNX; what ONNX has no field for is JSON under the key "qjax".
 
 Initialisers are integers only. A scale is a float, so it is in the metadata of its tensor. A node's attributes are
-integers, lists of integers and text; others are JSON text.
+integers, lists of integers and text; all others are JSON text.
 """
 
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ def taken(owner: Any, key: str = KEY) -> Any:
 def initializer(
     name: str, tensor: Tensor, order: Sequence[int] | None = None, *, plain: bool = False
 ) -> onnx.TensorProto:
-    """A constant; codes of at most 4 bits as INT4 or UINT4, two to a byte, unless it is to be plain."""
+    """A constant; unless `plain`, codes of at most 4 bits become INT4 or UINT4, two to a byte."""
     order = tuple(range(len(tensor.shape))) if order is None else tuple(order)
-    # transpose of a scalar keeps it a scalar, ascontiguousarray would not
+    # transpose leaves a scalar a scalar, but ascontiguousarray would not
     value = np.asarray(tensor.value).transpose(order)
     value = np.ascontiguousarray(value).reshape(value.shape)
     kind = None if plain else narrow_type(tensor)
@@ -47,7 +47,7 @@ def initializer(
 
 
 def narrow_type(tensor: Tensor) -> Any:
-    """The 4-bit dtype that holds a constant's codes, or None."""
+    """The 4-bit dtype that fits a constant's codes, or None."""
     if packing.packed_bits(tensor.dtype, tensor.quantization) is None or not tensor.shape:
         return None
     assert tensor.quantization is not None
@@ -55,7 +55,7 @@ def narrow_type(tensor: Tensor) -> Any:
 
 
 def value_info(name: str, dtype: str, sizes: Sequence[int | str], facts: Any = None) -> onnx.ValueInfoProto:
-    """The type of a computed tensor; a size that is text names a free one."""
+    """The type of a computed tensor; a size that is text is the name of a free one."""
     info = helper.make_tensor_value_info(name, element_type(dtype), sizes)
     if facts is not None:
         put(info, facts)

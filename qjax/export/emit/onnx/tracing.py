@@ -1,9 +1,9 @@
 """Traces kernels, and checks that they treat each example in the same way for every batch size.
 
-JAX traces a kernel with fixed shapes. So the batch size is a prime number of which no other size is a multiple, and
-every multiple of it follows the batch. Two checks prove this. A trace with another prime must differ only in these
-sizes. Traces with batches of 1 and 2 must have the same arithmetic. Kernels that depend on an element's position in the
-tensor, or that treat a single row differently, fail.
+JAX traces a kernel with fixed shapes. So the batch size is a prime number that divides no other size, and every
+multiple of it is a size that depends on the batch. Two checks prove this. A trace with another prime must differ only
+in these sizes, and traces with batches of 1 and 2 must have the same arithmetic. Kernels that depend on an element's
+position in the tensor, or that treat a single row differently, fail.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,11 @@ _OTHERS = (1, 2, 2003)
 _SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "slice", "pjit", "jit")
 
 Argument = tuple[Shape, str]
-"""Shape and dtype; sizes that are multiples of `PRIME` follow the batch."""
+"""Shape and dtype; sizes that are multiples of `PRIME` depend on the batch."""
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Argument]) -> ClosedJaxpr:
-    """The closed jaxpr of a function of arrays; some functions stay calls, see `numerics.calls`.
+    """The closed jaxpr of a function of arrays; some functions remain calls, see `numerics.calls`.
 
     Raises:
       NeedsBatch: its arithmetic depends on the size of the batch.
@@ -51,15 +51,15 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: i
     given = [jax.ShapeDtypeStruct(tuple(map(size, shape)), np.dtype(dtype)) for shape, dtype in arguments]
     try:
         with names_kept():
-            # a new function: JAX knows the trace of one that it has seen, with or without names
+            # a new function, because JAX caches the trace of one that it has seen, with or without named calls
             return jax.make_jaxpr(lambda *arrays: function(*arrays))(*given)
     except OverflowError:
-        # the kernel computes positions in the tensor, which exceed int32 for so large a batch
+        # the kernel computes positions in the tensor, which exceed int32 for such a large batch
         raise NeedsBatch from None
 
 
 def _signature(jaxpr: Jaxpr, consts: Sequence[Any], batch: int | None = None) -> Iterator[Any]:
-    """What a program computes. batch: with all sizes, those that follow it as ("batch", multiple)."""
+    """The content of a program. batch: with all sizes, those that depend on it as ("batch", multiple)."""
 
     def sizes(shape: Shape) -> list[Any]:
         return [("batch", n // batch) if batch and n and n % batch == 0 else n for n in shape]

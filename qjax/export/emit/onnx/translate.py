@@ -47,7 +47,7 @@ class Translator(Carried):
         self.for_runtime = builder.library.for_runtime
 
     def run(self, closed: Any, arguments: Sequence[View]) -> list[View]:
-        """The results of a closed jaxpr."""
+        """Translate a closed jaxpr; returns its results."""
         jaxpr, consts = (closed.jaxpr, closed.consts) if isinstance(closed, ClosedJaxpr) else (closed, ())
         env: dict[object, View] = {}
 
@@ -65,7 +65,7 @@ class Translator(Carried):
         return [read(atom) for atom in jaxpr.outvars]
 
     def equation(self, equation: Any, x: list[View]) -> list[View]:
-        """The results of one equation."""
+        """Translate one equation; returns its results."""
         found = self.with_ranges(equation, x)
         if found is not None:
             return found
@@ -73,7 +73,7 @@ class Translator(Carried):
         return [dataclasses.replace(self.settled(view), low=None, high=None, known=None) for view in results]
 
     def with_ranges(self, equation: Any, x: list[View]) -> list[View] | None:
-        """The results, with what is known of their ranges; None where nothing is."""
+        """The results with their ranges; None if no range is known."""
         name, params = equation.primitive.name, equation.params
         if name in _SAME:
             return list(x)
@@ -93,7 +93,7 @@ class Translator(Carried):
         return None
 
     def plainly(self, equation: Any, x: list[View]) -> list[View]:
-        """The results, each of the type of the trace."""
+        """The results, each with the type of the trace."""
         name, params = equation.primitive.name, equation.params
         if name in ELEMENTWISE:
             out = equation.outvars[0].aval
@@ -120,7 +120,7 @@ class Translator(Carried):
         raise ValueError(f"ONNX: no form for the primitive {name!r}; add an entry to qjax/export/emit/onnx.")
 
     def elementwise(self, name: str, params: Any, x: list[View], shape: tuple[int, ...], dtype: str) -> View:
-        """Operands of one shape (or scalars), aligned to the order of the largest; ONNX broadcasts them."""
+        """Operands of one shape (or scalars), aligned to the axis order of the largest; ONNX broadcasts them."""
         if name in ("max", "min"):
             kept = _unchanged(name, x)
             if kept is not None:
@@ -129,7 +129,7 @@ class Translator(Carried):
         return self.apply(lambda *names: ELEMENTWISE[name](self.builder, kind, params, names), x, shape, dtype)
 
     def scan(self, params: Any, x: list[View]) -> list[View]:
-        """`lax.scan` as Scan: what does not change is captured by name, the carry is stored in full."""
+        """`lax.scan` as Scan: what does not change is captured by name, and the carry is stored in full."""
         params = with_counts(params)
         consts, carried = params["num_consts"], params["num_carry"]
         if params["reverse"]:

@@ -6,7 +6,7 @@
 | a move of codes, a maximum, a table, between two of these | the unsigned form |
 | anything else | the signed form, because its float32 steps depend on the zero point |
 
-A form that nothing reads is left out.
+A form that nothing reads is dropped.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ from qjax.support.names import Names
 
 INT8, UINT8 = (element_type(dtype) for dtype in ("int8", "uint8"))
 _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Expand", "Tile"})
-"""Operators whose first operand has the codes, and that leave each code as it is."""
+"""Operators whose first operand has the codes, and that do not change any code."""
 
 
 class UnsignedWriter(integer.Writer):
-    """A writer of operators on codes that knows the unsigned form of each tensor, as far as it was made."""
+    """A writer of operators on codes that tracks the unsigned form of each tensor, if it was made."""
 
     def __init__(self, graph: Graph, options: Options) -> None:
         self.plain, self.for_runtime = options.plain, not options.plain
@@ -52,7 +52,7 @@ class UnsignedWriter(integer.Writer):
         return self.names.fresh(name)
 
     def stored(self, name: str, value: Any) -> str:
-        """An initializer; the same name and value are one."""
+        """An initializer; the same name and value are stored once."""
         array = np.asarray(value)
         proto = numpy_helper.from_array(array, self.unique(name))
         if proto.name in self.initializers and self.initializers[proto.name] != proto:
@@ -73,7 +73,7 @@ class UnsignedWriter(integer.Writer):
         return not self.plain and self.graph.tensors[node.inputs[0]].dtype == "int8"
 
     def unsigned_of(self, codes: str) -> str | None:
-        """The unsigned form of codes if it is there, or there in front of moves, which are repeated with it then."""
+        """The unsigned form of codes if it exists, or exists in front of moves, which are then repeated on it."""
         if codes in self.unsigned:
             return self.unsigned[codes]
         maker = self._maker(codes)
@@ -94,12 +94,12 @@ class UnsignedWriter(integer.Writer):
     def _maker(self, codes: str) -> onnx.NodeProto | None:
         """The node that computes a tensor."""
         if codes not in self._makers:
-            # most are read soon after they are made
+            # most tensors are read soon after they are made
             self._makers[codes] = next((node for node in reversed(self.nodes) if codes in node.output), None)
         return self._makers[codes]
 
     def factor(self, name: str, operand: Operand) -> Operand:
-        """An operand of a product: its codes plus 128, as uint8, if they are int8. name: the tensor's."""
+        """An operand of a product, whose codes become uint8, by adding 128, if they are int8. name: the tensor's."""
         if self.plain or self.dtype(operand) != "int8":
             return operand
         codes = self.unsigned_of(operand.codes)
@@ -118,14 +118,14 @@ class UnsignedWriter(integer.Writer):
         return self.stored(f"{name}/unsigned_zero_point", value.astype(np.uint8))
 
     def lower(self, name: str, result: str) -> None:
-        """The signed form of unsigned codes."""
+        """Compute the signed form of unsigned codes."""
         wrapped = self.add("Cast", [name], self.fresh(f"{name}/wrapped"), to=INT8)
         self.add("Add", [wrapped, self.stored("int8/-128", np.int8(-128))], result)
         self.unsigned[result] = name
         self.lowered += [wrapped, result]
 
     def drop_unread(self, graph: onnx.GraphProto) -> None:
-        """Leave out the signed forms that nothing reads."""
+        """Drop the signed forms that nothing reads."""
         makers = {name: node for node in graph.node for name in node.output}
         reads = Counter(name for node in graph.node for name in node.input)
         reads.update(value.name for value in graph.output)

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class NeedsBatch(Unsupported):
-    """The program depends on the size of the batch, which is free."""
+    """Raised if the program depends on the size of the batch, which is free."""
 
     def __init__(self) -> None:
         super().__init__("it depends on the size of the batch, which is free")
@@ -35,11 +35,11 @@ class View:
     """One value.
 
     name: of the ONNX tensor. dtype: numpy's name. shape: of the value. stored: sizes of the tensor's axes, each that of
-    the value or 1 (repeated). axes: the axis of the value that each of the tensor's is; the value's other axes are
-    repeated. value: the number itself, of a literal.
+    the value or 1 (repeated). axes: for each of the tensor's axes, the axis of the value; the value's other axes are
+    repeated. value: the number of a literal.
 
-    Of integers whose range is known, see `carried`: low, high; and held: the type of the tensor if it is not dtype.
-    known: the numbers themselves, of a constant, in the value's own shape.
+    For integers whose range is known, see `carried`: low, high; and held: the type of the tensor if it is not dtype.
+    known: the numbers of a constant, in the value's own shape.
     """
 
     name: str
@@ -60,7 +60,7 @@ class View:
 
     @property
     def range(self) -> bounds.Range:
-        """The least and the greatest number that an integer may be."""
+        """The lowest and the highest number that an integer may be."""
         if self.value is not None:
             return int(self.value), int(self.value)
         low, high = bounds.of_dtype(self.dtype)
@@ -68,7 +68,7 @@ class View:
 
     @classmethod
     def full(cls, name: str, dtype: str, shape: Shape, order: Sequence[int] | None = None) -> "View":
-        """A tensor that holds every element; order: the axis of the value that each of its axes is."""
+        """A tensor that stores every element; order: for each of its axes, the axis of the value."""
         axes = tuple(range(len(shape))) if order is None else tuple(order)
         return cls(name, dtype, shape, tuple(shape[axis] for axis in axes), axes)
 
@@ -77,7 +77,7 @@ class View:
         return self.stored[self.axes.index(axis)] if axis in self.axes else 1
 
     def holds(self, axes: Sequence[int]) -> bool:
-        """Whether nothing is repeated along those axes."""
+        """Whether no element is repeated along those axes."""
         return all(self.size(axis) == self.shape[axis] for axis in axes)
 
 
@@ -85,7 +85,7 @@ class Views:
     """Operations on views that every primitive shares.
 
     free: the size that represents the batch (see `batch`), None if the batch is fixed. source: a view with such an
-    axis, to take the batch's size from at run time.
+    axis, from which the batch's size can be read at run time.
     """
 
     def __init__(self, builder: Builder, free: int | None = None, source: View | None = None) -> None:
@@ -103,7 +103,7 @@ class Views:
         return View(name, array.dtype.name, array.shape, array.shape, tuple(range(array.ndim)), known)
 
     def common_order(self, views: Sequence[View]) -> tuple[int, ...]:
-        """The order of axes in which the largest of several views of one shape is stored."""
+        """The axis order in which the largest of several views of one shape is stored."""
         largest = max(views, key=lambda view: math.prod(view.stored))
         rank = len(largest.shape)
         if tuple(sorted(largest.axes)) == largest.axes:
@@ -111,7 +111,7 @@ class Views:
         return (*(axis for axis in range(rank) if axis not in largest.axes), *largest.axes)
 
     def aligned(self, view: View, order: Sequence[int]) -> View:
-        """The view with its axes in that order, right-aligned: ready to broadcast against others of the order."""
+        """The view with its axes in that order, right-aligned: ready to broadcast against others in that order."""
         place = {axis: index for index, axis in enumerate(order)}
         name, stored, axes = view.name, view.stored, view.axes
         permutation = sorted(range(len(axes)), key=lambda index: place[axes[index]])
@@ -152,7 +152,7 @@ class Views:
         return self.aligned(self.expanded(view), order).name
 
     def shape_vector(self, sizes: Sequence[int]) -> str:
-        """The sizes as a tensor; those that follow the batch are computed at run time."""
+        """The sizes as a tensor; those that depend on the batch are computed at run time."""
         if not any(self.is_free(size) for size in sizes):
             return self.builder.integers(sizes)
         parts = [self._run_time(size) if self.is_free(size) else self.builder.integers([size]) for size in sizes]
@@ -168,7 +168,7 @@ class Views:
         return batch if size == self.free else self.builder.op("Mul", batch, self.builder.integers([size // self.free]))
 
     def reshaped(self, name: str, sizes: Sequence[int]) -> str:
-        """A tensor in another shape, at most one size of which follows the batch."""
+        """A tensor in another shape, in which at most one size depends on the batch."""
         free = [self.is_free(size) for size in sizes]
         if sum(free) > 1:
             return self.builder.op("Reshape", name, self.shape_vector(sizes))
@@ -181,12 +181,12 @@ class Views:
             return dataclasses.replace(view, shape=shape)
         places = _same_axes(view.shape, shape)
         if places is not None:
-            return self._renamed(view, shape, places)
+            return self._change_unit_axes(view, shape, places)
         name = self.reshaped(self.materialized(view), shape)
         return View.full(name, view.dtype, shape)
 
-    def _renamed(self, view: View, shape: Shape, places: dict[int, int]) -> View:
-        """Axes of size 1 come or go."""
+    def _change_unit_axes(self, view: View, shape: Shape, places: dict[int, int]) -> View:
+        """Add or remove axes of size 1."""
         dropped = [index for index, axis in enumerate(view.axes) if axis not in places]
         name = view.name
         if dropped:
@@ -214,9 +214,9 @@ class Views:
 
 
 def _same_axes(old: Shape, new: Shape) -> dict[int, int] | None:
-    """Which axis of the new shape each of the old one's is, if they differ in axes of size 1 only.
+    """For each axis of the old shape, the axis of the new one, if they differ in axes of size 1 only.
 
-    From the right, so that axes of size 1 which both have stay where they are.
+    Axes are matched from the right, so that axes of size 1 that both have stay in place.
     """
     places: dict[int, int] = {}
     i, j = len(old) - 1, len(new) - 1

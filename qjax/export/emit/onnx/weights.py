@@ -1,8 +1,8 @@
 """Weights and biases in the form that ONNX Runtime's kernels need.
 
-Activations are unsigned. So are weights, except where no pair of products can leave int16, where the user says that the
+Activations are unsigned. So are weights, except if no pair of products can exceed int16, if the user asserts that the
 CPU has VNNI, and under the target that models saturating pairs. On x86 without VNNI, products of uint8 and int8
-saturate in pairs; with it they are the fastest.
+saturate in pairs; with VNNI they are the fastest.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from qjax.graph.ir import Node, Quantization
 def weight_of(
     w: CodesWriter, node: Node, order: Sequence[int], shape: Sequence[int], channels: Sequence[int], axis: int
 ) -> Operand | None:
-    """A node's kernel as an operand, or None where 8 bits do not hold its codes.
+    """A node's kernel as an operand, or None if its codes do not fit 8 bits.
 
     Args:
-      order, shape: the axes of the graph's tensor, and then the shape that they get. channels: the axes that may have
-        scales of their own. axis: the one of `shape` that they become.
+      order, shape: the order of the tensor's axes in the file, and the shape that they get. channels: the axes that may
+        have their own scales. axis: the axis of `shape` that they become.
     """
     name = node.constants["kernel"]
     tensor = w.graph.tensors[name]
@@ -88,10 +88,10 @@ def _are_signed(w: CodesWriter, node: Node, codes: NDArray[np.int32], channels: 
 def bias_of(
     w: CodesWriter, node: Node, weight: Operand, order: Sequence[int], channels: Sequence[int], sizes: Sequence[int]
 ) -> Bias | None:
-    """A node's bias, one int32 per channel; None where it varies along other axes.
+    """A node's bias, one int32 per channel; None if it varies along other axes.
 
-    order: the axis of the graph's result that each axis of the file's is. channels: those of the graph's result that
-    the weight's channels are; sizes: of the weight's.
+    order: for each axis of the file's result, the axis of the graph's. channels: the axes of the graph's result that
+    are the weight's channels; sizes: those of the weight's.
     """
     name = node.constants["bias"]
     tensor = w.graph.tensors[name]
@@ -113,7 +113,7 @@ def bias_of(
 def channel_vector(
     value: NDArray[Any], rank: int, channels: Sequence[int], sizes: Sequence[int]
 ) -> NDArray[Any] | None:
-    """Numbers that broadcast against a result of that rank, as one per channel; None where they vary elsewhere.
+    """Numbers that broadcast against a result of that rank, as one per channel; None if they vary along other axes.
 
     channels, sizes: as those of `bias_of`.
     """
@@ -126,7 +126,7 @@ def channel_vector(
 
 
 def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:
-    """The name under which an initializer is held: its own, unless other nodes read the tensor too.
+    """The name of an initializer in the file: its own, unless other nodes read the tensor too.
 
     Nodes that store it in the same way, such as the steps of a recurrent layer, read one initializer.
     """

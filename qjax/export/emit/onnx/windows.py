@@ -1,6 +1,8 @@
 """Sums and maxima over windows.
 
-MaxPool works on codes of 8 bits. ONNX has no sum over windows of integers. So rows and then columns are added as
+    a 2 x 2 sum of x    ->    r = x[:-1] + x[1:];  r[:, :-1] + r[:, 1:]
+
+MaxPool works on codes of 8 bits. ONNX has no sum over windows of integers, so rows and then columns are added as
 slices. This is exact, and takes n + m additions instead of n m.
 """
 
@@ -22,7 +24,7 @@ def reduce_window_sum(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def reduce_window_max(t: Views, params: Any, x: Sequence[View]) -> View:
-    """Maxima over windows; padding is the least number of the dtype."""
+    """Maxima over windows; padding is the lowest number of the dtype."""
     (view,) = x
     native = _max_pool(t, view, params)
     if native is not None:
@@ -72,7 +74,7 @@ def _max_pool(t: Views, view: View, params: Any) -> View | None:
     outer = [a for a in t.common_order([view]) if a not in slid]
     if not fits or not 1 <= len(slid) <= 3 or len(outer) > 2:
         return None
-    # ONNX needs two outer axes: add axes with window 1 and stride 1
+    # ONNX needs two outer axes, so add axes with window 1 and stride 1
     while len(outer) < 2 and len(slid) > 1:
         still = next((a for a in slid if window[a] == 1 and strides[a] == 1), None)
         if still is None:

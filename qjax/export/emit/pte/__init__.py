@@ -1,7 +1,7 @@
-"""ExecuTorch: a .pte whose operators of 8 bits run on the XNNPACK delegate.
+"""ExecuTorch: writes a .pte whose 8-bit operators run on the XNNPACK delegate.
 
-The graph becomes a QDQ model, that a PyTorch module (`module`), and ExecuTorch's own tools lower it. The program takes
-and returns floats.
+The graph becomes a QDQ model, the QDQ model a PyTorch module (`module`), and ExecuTorch's own tools lower that. The
+program takes and returns floats.
 """
 
 import contextlib
@@ -20,21 +20,22 @@ from qjax.support.errors import Unsupported
 
 TARGET = "executorch_xnnpack"
 FORM: Mapping[str, Any] = {"style": "qdq", "portable": "floats"}
-"""Of the QDQ model."""
+"""The form of the QDQ model."""
 
 
 def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1) -> None:
     """Write the graph as a .pte.
 
     Args:
-      graph: of the target `executorch_xnnpack`.
+      graph: a graph of the target `executorch_xnnpack`.
       path: of the file.
       batch: how many examples a call takes.
 
     Raises:
-      ModuleNotFoundError: torch or executorch is not installed; the message says what to install.
+      ModuleNotFoundError: torch or executorch is not installed; the message names what to install.
       ValueError: another target.
-      Unsupported: an operator, codes or a bias that the delegate does not have, or a tensor that it leaves in floats.
+      Unsupported: an operator, codes or a bias that the delegate does not support, or a tensor that it computes in
+        float.
     """
     files.write(to_bytes(graph, batch=batch), path)
 
@@ -43,16 +44,16 @@ def to_bytes(graph: Graph, *, batch: int = 1) -> bytes:
     """The .pte in memory; see `emit`."""
     if graph.target != TARGET:
         raise ValueError(
-            f"emit: a .pte carries scales but no rounding, so ExecuTorch would not give the codes of the target "
-            f"{graph.target!r}. Convert for the target {TARGET!r}, or take graph.retarget({TARGET!r})."
+            f"emit: a .pte contains scales but no rounding, so ExecuTorch would not compute the codes of the target "
+            f"{graph.target!r}. Convert for the target {TARGET!r}, or use graph.retarget({TARGET!r})."
         )
-    # ExecuTorch prints, and warns of what it imports.
+    # ExecuTorch prints, and warns about what it imports.
     with warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")
         torch = _load("torch")
         lowering = _load("executorch.exir").to_edge_transform_and_lower
         partitioner = _load("executorch.backends.xnnpack.partition.xnnpack_partitioner").XnnpackPartitioner()
-        # The form is that of ONNX Runtime's target. It holds scales, and nothing of how a target rounds.
+        # The form is that of ONNX Runtime's target. It contains scales, but nothing about how a target rounds.
         model = to_model(retarget(graph, "onnxruntime"), batch=batch, **FORM)
         shapes = [[known.dim_value for known in x.type.tensor_type.shape.dim] for x in model.graph.input]
         exported = torch.export.export(module_of(model), tuple(torch.zeros(shape) for shape in shapes))

@@ -1,8 +1,8 @@
-"""A QDQ model as the PyTorch module that ExecuTorch's quantizer would leave: the same tensors with the same codes.
+"""A QDQ model as the PyTorch module that ExecuTorch's quantizer would produce: the same tensors with the same codes.
 
 The model is what `graph.emit("onnx", style="qdq", portable="floats")` writes: operators of float32 between
 DequantizeLinear and QuantizeLinear. Each becomes one of PyTorch. QuantizeLinear and DequantizeLinear become
-`quantized_decomposed.quantize_per_tensor` and `dequantize_per_tensor`, which ExecuTorch's partitioner looks for.
+`quantized_decomposed.quantize_per_tensor` and `dequantize_per_tensor`, which ExecuTorch's partitioner recognises.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from qjax.support.errors import Unsupported
 
 _INT8 = (-128, 127)
 _INT32 = (-(2**31), 2**31 - 1)
-_CURE = 'Recipe(profile="executorch_xnnpack") says what the delegate takes'
+_CURE = 'Recipe(profile="executorch_xnnpack") checks what the delegate supports'
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -24,7 +24,7 @@ def module_of(model: Any) -> Any:
     """The module; its arguments and results are those of the model, an `onnx.ModelProto`.
 
     Raises:
-      Unsupported: an operator, codes or a bias that ExecuTorch's XNNPACK delegate does not have.
+      Unsupported: an operator, codes or a bias that ExecuTorch's XNNPACK delegate does not support.
     """
     torch, onnx = importlib.import_module("torch"), importlib.import_module("onnx")
     importlib.import_module("torch.ao.quantization.fx._decomposed")
@@ -48,15 +48,18 @@ def module_of(model: Any) -> Any:
                     self.layers[str(index)] = _layer(torch, node, *weight)
 
         def forward(self, *given: Any) -> Any:
-            """The outputs of the model."""
+            """Compute the outputs of the model."""
             values = dict(zip(inputs, given, strict=True))
             dequantized = {node.output: node for node in nodes if node.op == "DequantizeLinear"}
 
             def read(name: str) -> Any:
-                # The partitioner wants a dequantize_per_tensor for each reader: it makes cycles of a shared one.
+                # The partitioner needs a separate dequantize_per_tensor for each reader, because a shared one leads to
+                # cycles.
                 node = dequantized.get(name)
                 if node is not None and node.inputs[0] in held:
-                    raise Unsupported("ExecuTorch: a constant beside an activation", _CURE, what=node.name)
+                    raise Unsupported(
+                        "ExecuTorch: an operator that combines a constant with an activation", _CURE, what=node.name
+                    )
                 return values[name] if node is None else _dequantize(torch, node, [values[node.inputs[0]]], held, None)
 
             layers = dict(self.layers.items())
@@ -84,7 +87,7 @@ class _Node:
 
 
 def _weight(node: _Node, nodes: Sequence[_Node], held: Arrays) -> tuple[np.ndarray, np.ndarray, Any, Any] | None:
-    """Of a product with a weight: codes (output channels first), scale, float bias or None, the input's scale."""
+    """For a product with a weight: codes (output channels first), scale, float bias or None, the input's scale."""
     if node.op not in ("Conv", "Gemm", "MatMul"):
         return None
     made = {other.output: other for other in nodes}
@@ -94,7 +97,7 @@ def _weight(node: _Node, nodes: Sequence[_Node], held: Arrays) -> tuple[np.ndarr
     codes, scale, zero_point = (held[name] for name in second.inputs)
     if codes.dtype != np.int8 or np.any(zero_point):
         raise Unsupported(
-            f"ExecuTorch: weights are int8 with the zero point 0, got {codes.dtype}", _CURE, what=node.name
+            f"ExecuTorch: expected int8 weights with the zero point 0, got {codes.dtype}", _CURE, what=node.name
         )
     if node.op != "Conv" and not node.attributes.get("transB"):
         codes = codes.T
@@ -122,7 +125,7 @@ def _layer(torch: Any, node: _Node, codes: np.ndarray, scale: np.ndarray, bias: 
         exact = np.rint(bias.astype(np.float64) / (scale.astype(np.float64) * np.float64(s_x)))
         if not np.array_equal(stored.astype(np.float64), exact):
             raise Unsupported(
-                f"ExecuTorch: float32 cannot hold a bias of {int(np.max(np.abs(exact)))} steps of its accumulator",
+                f"ExecuTorch: float32 cannot represent a bias of {int(np.max(np.abs(exact)))} steps of its accumulator",
                 "Give the layer a wider input or weight range, so that the steps are larger",
                 what=node.name,
             )
@@ -139,7 +142,9 @@ def _dequantized(torch: Any, layer: Any) -> Any:
 def _grid(torch: Any, node: _Node, held: Arrays) -> tuple[Any, ...]:
     scale, zero_point = (held[name] for name in node.inputs[1:])
     if zero_point.dtype != np.int8 or scale.ndim:
-        raise Unsupported(f"ExecuTorch: tensors are int8 with one scale, got {zero_point.dtype}", _CURE, what=node.name)
+        raise Unsupported(
+            f"ExecuTorch: expected int8 tensors with one scale, got {zero_point.dtype}", _CURE, what=node.name
+        )
     return float(scale), int(zero_point), *_INT8, torch.int8
 
 
@@ -152,10 +157,10 @@ def _dequantize(torch: Any, node: _Node, x: list[Any], held: Arrays, layer: Any)
 
 
 def _alike(node: _Node) -> list[int]:
-    """Padding of height and width that is alike on both sides."""
+    """Padding of height and width that is equal on both sides."""
     pads = list(node.attributes.get("pads", [0, 0, 0, 0]))
     if len(pads) != 4 or pads[:2] != pads[2:]:
-        raise Unsupported(f"ExecuTorch: expected padding alike on both sides of images, got {pads}", what=node.name)
+        raise Unsupported(f"ExecuTorch: expected equal padding on both sides of images, got {pads}", what=node.name)
     return pads[:2]
 
 

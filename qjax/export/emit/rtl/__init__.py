@@ -1,9 +1,9 @@
-"""Verilog and VHDL: a small model as one circuit, for FPGAs.
+"""Verilog and VHDL: writes a small model as one circuit, for FPGAs.
 
-Every operation of the graph becomes logic of its own; nothing is shared, so a new example can enter with every clock.
-The kernels of `qjax.ops`, traced by JAX, are translated to the integers of alkaid (https://github.com/calad0i/alkaid),
-which makes products with known weights from adders (distributed arithmetic) and writes the project. A testbench with
-golden runs lies beside it.
+Every operation of the graph becomes separate logic; nothing is shared, so a new example can enter with every clock. The
+kernels of `qjax.ops`, traced by JAX, are translated to the integers of alkaid (https://github.com/calad0i/alkaid),
+which builds products with known weights from adders (distributed arithmetic) and writes the project. A testbench with
+golden runs is included.
 """
 
 import os
@@ -28,19 +28,19 @@ __all__ = ["build", "emit", "to_files"]
 
 LANGUAGES = ("verilog", "vhdl")
 _CHECKED = 256
-"""Random examples that alkaid's emulator must compute as the interpreter does before anything is written."""
+"""On this many random examples alkaid's emulator must equal the interpreter before anything is written."""
 
 
 def emit(graph: Graph, path: str | os.PathLike[str], **options: Any) -> None:
-    """Write a project into a folder: sources, a testbench, scripts for Vivado and Quartus, and what the ports hold.
+    """Write a project into a folder: sources, a testbench, scripts for Vivado and Quartus, and the layout of the ports.
 
-    The top module is `NAME_wrapper`: `model_inp` holds the codes of all inputs of one example, `model_out` those of all
-    outputs. `NAME_ports.json` says where each tensor lies, how many bits a code has, and its scale and zero point.
+    The top module is `NAME_wrapper`: `model_inp` has the codes of all inputs of one example, `model_out` those of all
+    outputs. `NAME_ports.json` describes where each tensor lies, how many bits a code has, and its scale and zero point.
 
     Args:
       graph: a finished graph without float islands. Each layer is written in full, so it must be small: some ten
         thousand multiplications of an example.
-      path: the folder; it is made where there is none. All files are written, or none.
+      path: the folder, which is created if necessary. Either all files are written, or none.
       options: those of `build`.
 
     Raises:
@@ -56,7 +56,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], **options: Any) -> None:
 
 
 def to_files(graph: Graph, **options: Any) -> dict[str, bytes]:
-    """What `emit` writes, by path in the folder; options: those of `build`. Raises as `build` does."""
+    """The files that `emit` writes, by path in the folder; options: those of `build`. Raises the same errors."""
     return build(graph, **options)[1]
 
 
@@ -70,20 +70,20 @@ def build(
     device: str = "xcvu13p-flga2577-2-e",
     period: float = 5.0,
 ) -> tuple[Circuit, dict[str, bytes]]:
-    """The circuit, and what `emit` writes, by path in the folder.
+    """The circuit, and the files that `emit` writes, by path in the folder.
 
     Args:
       name: of the top module; an identifier.
       language: "verilog" or "vhdl" (2008).
-      stages: of the pipeline; a result is there `stages + 1` clocks after its example. 0: logic without a clock.
-      vectors: how many golden runs the testbench holds; the first two are of the least and the greatest codes.
-      device, period: the part and the clock (ns) that the scripts and constraints name.
+      stages: of the pipeline; a result appears `stages + 1` clocks after its example. 0: logic without a clock.
+      vectors: how many golden runs the testbench contains; the first two use the lowest and the highest codes.
+      device, period: the part and the clock (ns) in the scripts and constraints.
 
     Raises:
-      ModuleNotFoundError: alkaid is not installed; the message says what to install.
+      ModuleNotFoundError: alkaid is not installed; the message names what to install.
       Unsupported: a node has no form in a circuit; the message names it.
       ValueError: an option has no meaning.
-      RuntimeError: alkaid's emulator gives other codes than the graph.
+      RuntimeError: alkaid's emulator computes other codes than the graph.
     """
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) is None:
         raise ValueError(f"RTL: expected a name of letters, digits and single underscores, got {name!r}.")
@@ -114,7 +114,7 @@ def circuit_of(graph: Graph) -> Circuit:
     inputs = [port_of(graph, name, constants) for name in graph.inputs]
     for given in inputs:
         env[given.name] = np.empty(given.shape, object)
-        # alkaid assumes all numbers of as many bits when it optimizes
+        # alkaid assumes that all numbers have as many bits when it optimizes
         low, high = (-(1 << given.bits - 1), (1 << given.bits - 1) - 1) if given.signed else (0, (1 << given.bits) - 1)
         for place in np.ndindex(*given.shape):
             variables.append(trace.FVariable(low, high, 1, hwconf=words.hardware()))
@@ -134,7 +134,7 @@ def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[n
     try:
         return circuits.trace(lambda *arrays: run_node(graph, node, constants, arrays), inputs, dtypes)
     except Unsupported:
-        # its own kernel is too wide, or in floats; proven to give the same codes:
+        # its own kernel is too wide, or in float, so use a form that is proven to compute the same codes
         plane = elementwise_as_shift.of_node(node.op, attributes(graph, node), constants_of(graph, node))
         if plane is None:
             raise
@@ -142,13 +142,13 @@ def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[n
 
 
 def _golden(circuit: Circuit, count: int) -> list[Case]:
-    """Runs of what the ports hold."""
+    """Runs on numbers that the ports can have."""
     shapes = {port.name: port.shape for port in circuit.inputs}
     return golden(circuit.graph, shapes, count, ends={port.name: (port.low, port.high) for port in circuit.inputs})
 
 
 def check(circuit: Circuit) -> None:
-    """Raise unless alkaid's emulator of the circuit gives the interpreter's codes of random examples."""
+    """Raise an error unless alkaid's emulator of the circuit computes the interpreter's codes for random examples."""
     cases = _golden(circuit, _CHECKED)
     given, expected = (
         np.array([np.concatenate([x.ravel() for x in case[side]]) for case in cases], np.float64) for side in (0, 1)
@@ -156,6 +156,6 @@ def check(circuit: Circuit) -> None:
     found = np.asarray(circuit.logic.predict(given)).reshape(expected.shape)
     if (wrong := int(np.sum(found != expected))) > 0:
         raise RuntimeError(
-            f"RTL: the circuit gives {wrong} of {expected.size} codes otherwise than the graph; nothing is written. "
-            "This is an error of qjax or alkaid: please report it with the model."
+            f"RTL: {wrong} of {expected.size} codes of the circuit differ from the graph; nothing is written. "
+            "This is a bug of qjax or alkaid: please report it with the model."
         )

@@ -23,12 +23,12 @@ def lifted(array: np.ndarray) -> np.ndarray:
     """An array of words.
 
     Raises:
-      Unsupported: it holds floats.
+      Unsupported: it contains floats.
     """
     if not is_known(array):
         return array
     if array.dtype.kind not in "iub":
-        raise Unsupported(f"numbers of dtype {array.dtype} meet integers; a circuit holds integers")
+        raise Unsupported(f"numbers of dtype {array.dtype} are combined with integers, but a circuit only has integers")
     result = np.empty(array.shape, object)
     for place, number in np.ndenumerate(array):
         result[place] = constant(int(number))
@@ -73,7 +73,7 @@ def _pad(params: Mapping[str, Any], inputs: list[np.ndarray], shape: tuple[int, 
     result[...] = fill[()]
     to, of = list[slice](), list[slice]()
     for (low, _, inner), size, whole in zip(params["padding_config"], source.shape, shape, strict=True):
-        # negative padding cuts
+        # negative padding crops
         kept = [i for i in range(size) if 0 <= low + i * (inner + 1) < whole]
         of.append(slice(kept[0], kept[-1] + 1) if kept else slice(0, 0))
         to.append(slice(low + kept[0] * (inner + 1), low + kept[-1] * (inner + 1) + 1, inner + 1) if kept else of[-1])
@@ -107,4 +107,4 @@ ARRAYS: dict[str, Reader] = {
     "stack": _stack,
     "transpose": _transpose,
 }
-"""By primitive: what moves words, or looks them up."""
+"""Primitive -> the function that moves or looks up words for it."""

@@ -1,6 +1,9 @@
 """Translates the jaxprs of the kernels to words (`words.py`), primitive by primitive.
 
-An array is known, of numbers, or a numpy array of words. What depends on no input is computed by JAX itself.
+    jaxpr { a: mul x w; b: add a 3 }    ->    add(scaled(x, w), constant(3)) for each element
+
+An array is either known and consists of numbers, or it is a numpy array of words. JAX itself computes what depends on
+no input.
 """
 
 import math
@@ -23,13 +26,13 @@ from qjax.support.errors import Unsupported
 from qjax.tracing.loop_params import with_counts
 
 MOST_ELEMENTS = 1 << 16
-"""Of one array: each is logic of its own, and takes alkaid's time."""
+"""Elements of one array, at most: each becomes separate logic, and takes alkaid's time."""
 
 _SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[np.ndarray], dtypes: Sequence[str]) -> np.ndarray:
-    """What `function(*arguments)`, of JAX arrays to one JAX array, computes of these arrays."""
+    """Translate `function(*arguments)`, from JAX arrays to one JAX array, applied to these arrays."""
     shapes = [jax.ShapeDtypeStruct(x.shape, np.dtype(dtype)) for x, dtype in zip(arguments, dtypes, strict=True)]
     with names_kept():
         closed = jax.make_jaxpr(lambda *arrays: function(*arrays))(*shapes)
@@ -74,7 +77,7 @@ def _equation(eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     out = eqn.outvars[0].aval
     shape, dtype = tuple(out.shape), str(out.dtype)
     if dtype != "bool" and np.dtype(dtype).kind not in "iu":
-        raise Unsupported(f"the primitive {name!r} gives {dtype}; a circuit holds integers")
+        raise Unsupported(f"the primitive {name!r} returns {dtype}, but a circuit only has integers")
     if name == "convert_element_type" and dtype == "bool":
         return [_elementwise(words.nonzero, inputs, shape, dtype)]
     if name in _ELEMENTWISE:
@@ -87,7 +90,7 @@ def _equation(eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scan(params: Mapping[str, Any], inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """A circuit has no loop: each turn is written."""
+    """Unroll a scan, because a circuit has no loop."""
     params = with_counts(params)
     consts, carried = params["num_consts"], params["num_carry"]
     fixed, carry, rows = inputs[:consts], inputs[consts : consts + carried], inputs[consts + carried :]
@@ -119,7 +122,7 @@ def _elementwise(
 
 
 def _unnamed(call: Named, inputs: Sequence[np.ndarray]) -> None:
-    """A function without a shorter form: its operations are read."""
+    """A function without a shorter form: returns None, so that its operations are read."""
 
 
 def _rounded_shift(call: Named, inputs: Sequence[np.ndarray]) -> np.ndarray | None:

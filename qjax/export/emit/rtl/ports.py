@@ -1,4 +1,4 @@
-"""The tensors that enter and leave a circuit, and the integers that each may hold."""
+"""The tensors that enter and leave a circuit, and the integers that each may have."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Port:
 
     @property
     def bits(self) -> int:
-        """Of one number, in two's complement where it is signed."""
+        """The bits of one number, in two's complement if it is signed."""
         return max(self.high.bit_length(), (-self.low - 1).bit_length() if self.signed else 0) + self.signed
 
 
@@ -41,12 +41,14 @@ def port_of(graph: Graph, name: str, constants: Mapping[str, Mapping[str, Any]])
     Codes lie on their grid. Indices into a table are 0 to its last entry. Anything else has all values of its dtype.
 
     Raises:
-      Unsupported: it is of floats.
+      Unsupported: it is float.
     """
     tensor = graph.tensors[name]
     if np.dtype(tensor.dtype).kind not in "iu":
         raise Unsupported(
-            f"it is of dtype {tensor.dtype}, and a circuit holds integers", "Drop its qjax.FLOAT", what=f"RTL: {name!r}"
+            f"it has the dtype {tensor.dtype}, but a circuit only has integers",
+            "Drop its qjax.FLOAT",
+            what=f"RTL: {name!r}",
         )
     if tensor.quantization is not None:
         low, high = int(tensor.quantization.qmin), int(tensor.quantization.qmax)
@@ -67,7 +69,7 @@ def _shape(graph: Graph, name: str) -> tuple[int, ...]:
 def _last_index(
     graph: Graph, name: str, readers: Sequence[Node], constants: Mapping[str, Mapping[str, Any]]
 ) -> int | None:
-    """The last place that an input can choose; None where it is more than an index."""
+    """The last index that an input can select; None if the input is used for anything else."""
     if not all(ops.get(node.op).chooses for node in readers):
         return None
 

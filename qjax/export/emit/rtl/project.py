@@ -1,4 +1,4 @@
-"""The files of a circuit: alkaid's sources and scripts, what the ports hold, and a testbench with golden runs."""
+"""The files of a circuit: alkaid's sources and scripts, the layout of the ports, and a testbench with golden runs."""
 
 import dataclasses
 import json
@@ -38,11 +38,11 @@ class Bus:
 
     @property
     def bits(self) -> int:
-        """All elements, the first in the lowest bits."""
+        """The bits of all elements, with the first in the lowest bits."""
         return self.elements * self.width
 
     def packed(self, arrays: Sequence[np.ndarray]) -> int:
-        """The codes of one example as the number that the bus holds."""
+        """The codes of one example as one number of the bus."""
         number = 0
         codes = [int(code) for array in arrays for code in array.ravel()]
         for place, code in enumerate(codes):
@@ -50,7 +50,7 @@ class Bus:
         return number
 
     def codes(self, number: int) -> list[int]:
-        """The codes of one example, of the number that the bus holds."""
+        """The codes of one example, from the number of the bus."""
         found = [(number >> (place * self.width)) & ((1 << self.width) - 1) for place in range(self.elements)]
         wrap = 1 << self.width if self.signed else 0
         return [(code - wrap if self.signed and code >> (self.width - 1) else code) << self.shift for code in found]
@@ -90,7 +90,7 @@ def files(
 
 
 def clocks(stages: int) -> int:
-    """After how many clocks the result of an example is there."""
+    """The number of clocks after which the result of an example appears."""
     return stages + 1 if stages else 0
 
 
@@ -129,7 +129,7 @@ def _ports(circuit: Circuit, into: Bus, out: Bus, stages: int) -> dict[str, Any]
 
 
 def _makefile(name: str, language: str, sources: Sequence[str]) -> str:
-    """Its sources by name: the folder may hold those of an earlier circuit. VHDL is read in order of use."""
+    """The Makefile names its sources: the folder may contain those of an earlier circuit. VHDL is in order of use."""
     tops = [f"src/{name}.{_SUFFIX[language]}", f"src/{name}_wrapper.{_SUFFIX[language]}"]
     rest = [source for source in sources if source not in tops]
     ranks = [lambda x: x.startswith("src/static/"), lambda x: "_tables." in x, lambda x: True]

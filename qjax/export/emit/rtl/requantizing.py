@@ -1,7 +1,7 @@
 """The requantization of an accumulator as one product with a short factor, an addition, a shift and a clamp.
 
 The rules of the runtimes multiply by 31 bits, or emulate float32. `emit.requantize_as_shift` finds a short form that
-gives the same codes of every accumulator that can occur.
+computes the same codes for every accumulator that can occur.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from qjax.numerics.calls import Named
 from qjax.numerics.rules import PowerOfTwo
 
 _BITS = (10, 14, 18, 31)
-"""Of a factor, tried one after another: each bit may cost an adder."""
+"""Bits of a factor, tried one after another, because each bit may cost an adder."""
 
 
 def short(call: Named, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
-    """What the call of `numerics.requantize.rounded_codes` gives; None where no line is its rule."""
+    """The result of a call of `numerics.requantize.rounded_codes` in this form; None if its rule has none."""
     rule, qmin, qmax = call.static
     acc: Any = inputs[0]
     rest = inputs[1:]

@@ -12,11 +12,11 @@ from qjax.export.emit.rtl.words import Word, constant
 from qjax.support.errors import Unsupported
 
 MOST_PRODUCTS = 1 << 18
-"""Of one layer: each is logic of its own, and takes alkaid's time."""
+"""Products of one layer, at most: each becomes separate logic, and takes alkaid's time."""
 
 
 def _reduced(function: Callable[[Word, Word], Word], parts: Sequence[Word]) -> Word:
-    """In pairs, so that the depth is that of a tree."""
+    """Combine in pairs, so that the depth is that of a tree."""
     parts = list(parts)
     while len(parts) > 1:
         pairs = [function(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
@@ -31,7 +31,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Word, Word], Word], int | None]] = {
     "and": (words.both, 1),
     "or": (words.either, 0),
 }
-"""Of what is behind `reduce_`: the function, and the result for no elements."""
+"""Suffix of `reduce_` -> the function, and the result for no elements."""
 
 
 def _combined(kind: str, parts: Sequence[Word], dtype: str) -> Word:
@@ -71,7 +71,7 @@ def _windows(
                 p * s + o * d - low
                 for p, s, o, d, (low, _) in zip(place, strides, offset, params["window_dilation"], padding, strict=True)
             )
-            # what lies outside changes neither a sum nor a maximum
+            # elements outside of the array change neither a sum nor a maximum
             if all(0 <= i < size for i, size in zip(at, source.shape, strict=True)):
                 parts.append(source[at])
         result[place] = _combined(kind, parts, dtype)
@@ -110,7 +110,7 @@ def _rows(array: np.ndarray, batch: Sequence[int], summed: Sequence[int]) -> tup
 
 
 def _products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(m, k), (n, k) -> (m, n), of words that all depend on inputs."""
+    """(m, k), (n, k) -> (m, n), for words that all depend on inputs."""
     result = np.empty((len(left), len(right)), object)
     for i, j in np.ndindex(*result.shape):
         pairs = zip(left[i], right[j], strict=True)
@@ -123,4 +123,4 @@ SUMS: dict[str, Reader] = {
     **{f"reduce_{kind}": functools.partial(_reduce, kind) for kind in _REDUCTIONS},
     **{f"reduce_window_{kind}": functools.partial(_windows, kind) for kind in ("sum", "max", "min")},
 }
-"""By primitive."""
+"""Primitive -> the function that translates it."""

@@ -1,8 +1,8 @@
-"""Integers of a circuit: what alkaid computes of the inputs, and an integer that is added to it.
+"""Integers of a circuit: a variable that alkaid computes from the inputs, plus a constant integer.
 
-alkaid (`alkaid.trace`, version 0.8) keeps bounds as float64 and constants of additions as float32, and says nothing
-where one is not exact. So constants stay outside of it, as Python integers, until an operation needs the sum. There
-they are checked.
+alkaid (`alkaid.trace`, version 0.8) stores bounds as float64 and constants of additions as float32, and does not report
+if one is not exact. So constants stay outside of it, as Python integers, until an operation needs the sum. There they
+are checked.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ import numpy as np
 from qjax.support.errors import Unsupported
 
 WIDEST = 1 << 52
-"""No word may reach it: alkaid's bounds are float64."""
+"""Every word must be below this, because alkaid's bounds are float64."""
 
 _CONSTANT = 1 << 23
-"""No constant may reach it, without its factors of 2: alkaid finds these in float32."""
+"""Every constant, without its factors of 2, must be below this, because alkaid computes these in float32."""
 
 _PART = 20
-"""Bits of a constant that are added at once where it has too many."""
+"""Bits of a constant that are added at once if it has too many."""
 
 _LONGEST_TABLE = 1 << 16
 
@@ -37,17 +37,17 @@ class Word:
 
     @property
     def low(self) -> int:
-        """No value is below."""
+        """The lowest value."""
         return self.offset + (0 if self.value is None else int(self.value.low))
 
     @property
     def high(self) -> int:
-        """No value is above."""
+        """The highest value."""
         return self.offset + (0 if self.value is None else int(self.value.high))
 
 
 def load(module: str) -> Any:
-    """A module of alkaid; a missing one is an error that says what to install."""
+    """A module of alkaid; if it is missing, the error names what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -57,7 +57,7 @@ def load(module: str) -> Any:
 
 
 def hardware() -> Any:
-    """How alkaid estimates adders: in lookup tables of an FPGA, each bit on its own."""
+    """alkaid's cost model of adders: lookup tables of an FPGA, each bit separately."""
     return load("alkaid.trace").HWConfig(1, -1, -1)
 
 
@@ -71,14 +71,14 @@ def word(value: Any, offset: int = 0) -> Word:
     if value.low == value.high:
         return Word(None, offset + int(value.low))
     if max(abs(value.low), abs(value.high)) >= WIDEST:
-        raise Unsupported(f"a word lies in [{value.low:.0f}, {value.high:.0f}], and at most 52 bits have a form")
+        raise Unsupported(f"a word lies in [{value.low:.0f}, {value.high:.0f}], but a circuit has at most 52 bits")
     # alkaid would add the next constant to this one, unchecked
     assert value.opr != "cadd", "a word's constants stay in its offset"
     return Word(value, offset)
 
 
 def settled(x: Word) -> Any:
-    """One variable of alkaid for the whole word."""
+    """The whole word as one variable of alkaid."""
     _check_constant(x.offset)
     if x.value is None:
         return load("alkaid.trace").FVariable.from_const(float(x.offset), hardware())
@@ -86,20 +86,20 @@ def settled(x: Word) -> Any:
 
 
 def _odd(number: int) -> int:
-    """Its absolute value without its factors of 2."""
+    """The magnitude of a number without its factors of 2."""
     return abs(number) // max(number & -number, 1)
 
 
 def _check_constant(number: int) -> None:
     if _odd(number) >= _CONSTANT:
         raise Unsupported(
-            f"the constant {number} has more than 23 significant bits, which alkaid would cut",
+            f"the constant {number} has more than 23 significant bits, which alkaid would truncate",
             "In layers with weights, scales that are powers of two (target 'fpga') keep constants short.",
         )
 
 
 def _unit(value: Any) -> int:
-    """The power of two of which all values are multiples."""
+    """The greatest power of two of which all values are multiples."""
     step = int(value.step)
     return step & -step
 
@@ -136,7 +136,7 @@ def scaled(x: Word, factor: int) -> Word:
 
 
 def product(x: Word, y: Word) -> Word:
-    """x * y; of two words that are not constant, a multiplier."""
+    """x * y; for two words that are not constant, a multiplier."""
     if y.value is None:
         return scaled(x, y.offset)
     if x.value is None:
@@ -159,7 +159,7 @@ def shifted_right(x: Word, by: Word) -> Word:
     unit = _unit(x.value)
     if unit >> bits:
         return word(x.value * 2.0**-bits, x.offset >> bits)
-    # bits below the value's own do not reach the floor
+    # bits below the value's own cannot change the floor
     offset = x.offset // unit * unit
     outside, inside = offset >> bits, offset & ((1 << bits) - 1)
     if _odd(inside) >= _CONSTANT and bits > _PART:
@@ -177,7 +177,7 @@ def rounded_right(x: Word, by: Word) -> Word:
     bits = _places(by, "shift_right")
     if x.value is None:
         return constant(round(Fraction(x.offset, 1 << bits)))
-    # common factors of 2 would be digits of the constants below
+    # common factors of 2 would make the constants below longer
     common = math.gcd(_unit(x.value), x.offset, 1 << bits).bit_length() - 1
     x, bits = Word(x.value * 2.0**-common, x.offset >> common), bits - common
     if bits == 0:
@@ -273,19 +273,19 @@ def less(x: Word, y: Word) -> Word:
 
 
 def inverted(x: Word) -> Word:
-    """1 - x, of a word that is 0 or 1."""
+    """1 - x, for a word that is 0 or 1."""
     return sub(constant(1), x)
 
 
 def both(x: Word, y: Word) -> Word:
-    """1 where both are 1, of words that are 0 or 1."""
+    """1 where both are 1, for words that are 0 or 1."""
     if x.value is None or y.value is None:
         return product(x, y)
     return word(settled(x) & settled(y))
 
 
 def either(x: Word, y: Word) -> Word:
-    """1 where one is 1, of words that are 0 or 1."""
+    """1 where one is 1, for words that are 0 or 1."""
     return inverted(both(inverted(x), inverted(y)))
 
 
@@ -309,7 +309,7 @@ def magnitude(x: Word) -> Word:
 
 
 def looked_up(x: Word, table: Sequence[int]) -> Word:
-    """table[x], for an x that lies in the table."""
+    """table[x], for an x within the table."""
     if x.value is None:
         return constant(table[x.offset])
     low, high, unit = x.low, x.high, _unit(x.value)
@@ -359,9 +359,9 @@ def matmul(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _unsigned_bit(value: Any, offset: int) -> tuple[Any, int]:
-    """The same sum of a variable and an integer; a variable of one bit, which may be 0 or below, is 0 or above then.
+    """The same sum of a variable and an integer, but a one-bit variable that may be negative becomes 0 or above.
 
-    alkaid 0.8.2 makes tables of the sums of up to six variables of one bit, and takes each bit for 0 or above.
+    alkaid 0.8.2 makes tables of the sums of up to six one-bit variables, and assumes that each bit is 0 or above.
     """
     low = int(value.low)
     if low >= 0 or sum(value.kif) != 1:

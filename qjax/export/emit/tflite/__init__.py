@@ -1,21 +1,21 @@
-"""A graph as a .tflite file of quantized operators, whose codes in the matching runtime are those of the graph.
+"""Writes a graph as a .tflite file of quantized operators, whose codes in the matching runtime are those of the graph.
 
-A .tflite file holds scales but no rounding. Each runtime rounds differently, so the same file has different codes in
-LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. So only graphs of a target of that family are
-written. `graph.retarget` converts any other graph, and `qjax.compare` shows how much this changes.
+A .tflite file contains scales but no rounding. Each runtime rounds differently, so the same file has different codes in
+LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. Therefore only graphs of a target of that
+family are written. `graph.retarget` converts any other graph, and `qjax.compare` shows how much this changes.
 
-The file's metadata "qjax" holds as JSON what the format has no field for, so that reading it restores the same graph.
-It is compressed with zlib, because a microcontroller holds the whole file in its flash:
+The file's metadata "qjax" contains as JSON what the format has no field for, so that reading it restores the same
+graph. It is compressed with zlib, because a microcontroller stores the whole file in its flash:
 
     {"version": 3, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
      "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
 
 Tensors are in the graph's order. Scales, zero points and data are those of the file's tensors of the same name. A range
-is [qmin, qmax, axes, whether there is a zero point per scale]; of a tensor that the file does not hold, scales and zero
-points follow. A node has the fields of `ir.Node`, and "operators", the
-span [first, end) of the operators that compute it. "values" lists the constants that are neither tensors of the file
-(kernel, bias) nor derived by the target's rule or formula (`retarget`). These are clamps, counts of averages, the
-factors of an exact sum, the entries of a table, and the codes of constant operands.
+is [qmin, qmax, axes, whether there is a zero point per scale]; for a tensor that is not in the file, scales and zero
+points follow. A node has the fields of `ir.Node`, and "operators", the span [first, end) of the operators that compute
+it. "values" lists the constants that are neither tensors of the file (kernel, bias) nor derived by the target's rule or
+formula (`retarget`). These are clamps, counts of averages, the factors of an exact sum, the entries of a table, and the
+codes of constant operands.
 """
 
 # importing a file registers its lowerings
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _LISTED = ("count", "clamp_min", "clamp_max")
-"""Constants whose values are always listed."""
+"""Constants whose values are always in the metadata."""
 
 
 def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bool | None = None) -> None:
@@ -64,15 +64,15 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
         same codes, see `support.takes_int4`.
 
     Raises:
-      ValueError: another target; operations or types that the runtime has no integers for. The message lists every
-        node and what to do.
+      ValueError: another target; operations or types for which the runtime has no integers. The message lists every
+        node and its cure.
       ModuleNotFoundError: ai-edge-litert or flatbuffers is missing.
     """
     files.write(to_bytes(graph, batch=batch, int4=int4), path)
 
 
 def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
-    """The file's bytes, see `emit`."""
+    """The bytes of the file, see `emit`."""
     data, problems = attempt(graph, batch=batch, int4=int4)
     if problems:
         listed = "\n".join(f"  {line}" for line in problems.lines)
@@ -81,9 +81,9 @@ def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes
 
 
 def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[bytes, Problems]:
-    """The file, with an input in the place of every node that cannot be written, and what these are.
+    """The file, with an input instead of every node that cannot be written, and the list of these nodes.
 
-    Where the graph's types have no form at all, the file is empty.
+    If the graph's types have no form at all, the file is empty.
 
     Raises:
       ValueError: a graph of another target.
@@ -100,7 +100,7 @@ def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[
 
 def _bytes(graph: Graph, writer: Writer) -> bytes:
     if not writer.resizable:
-        # some operator contains the batch size as a number, so the shapes are fixed
+        # an operator contains the batch size as a number, so the shapes are fixed
         for tensor in writer.file.tensors:
             tensor.shapeSignature = None
     return bytes(

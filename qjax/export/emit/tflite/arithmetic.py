@@ -1,4 +1,4 @@
-"""Additions, products, averages and pools: operators if the node has a formula of the runtime, otherwise tables."""
+"""Additions, products, averages and pools: operators if the node has a formula of the runtime, else tables."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from qjax.support.errors import Unsupported
 def add(writer: Writer, node: Node) -> Value:
     """ADD, SUB."""
     operator = "SUB" if node.attributes["subtract"] else "ADD"
-    # False: scales of int16 tensors are not limited to powers of two
+    # False: scales of int16 tensors need not be powers of two
     return _binary(writer, node, operator, potScaleInt16=False)
 
 
@@ -42,20 +42,22 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
     for index, x in enumerate(operands):
         if x.dtype != dtype:
             raise Unsupported(
-                f"{node.op} of {x.dtype} to {dtype}", "TFLite's kernels have one width: use the same bits on all sides"
+                f"{node.op} of {x.dtype} to {dtype}",
+                "TFLite's kernels have one width: use the same bits for inputs and output",
             )
-        operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
+        operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shift_axes(x, len(shape)))
     joined: Sequence[range] = [range(axis, axis + 1) for axis in range(len(shape))]
     if len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
         joined = joined_axes(*(_moves(x) for x in operands))
-        operands = [_joined(writer, x, joined) for x in operands]
+        operands = [_merge_axes(writer, x, joined) for x in operands]
         if len(joined) > _MOST_AXES and _is_pointwise(writer, node):
             inner = [math.prod(shape[axis] for axis in group) for group in joined]
             operands = [repeated(writer, x, inner, _groups(free, joined)) for x in operands]
         elif len(joined) > _MOST_LITERT:
             raise Unsupported(
                 f"{node.op} of operands that repeat in turn along {len(joined)} axes",
-                f"LiteRT has {_MOST_LITERT}, and rounds otherwise after BROADCAST_TO: repeat one with jnp.broadcast_to",
+                f"LiteRT has {_MOST_LITERT}, and rounds differently after BROADCAST_TO: repeat one with "
+                "jnp.broadcast_to",
             )
     activation = writer.activation(node)
     inner = [math.prod(shape[axis] for axis in group) for group in joined]
@@ -73,33 +75,33 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
 
 
 _MOST_AXES = 4
-"""Of operands that are repeated: TFLite Micro's and older LiteRT's loops have four."""
+"""The number of axes of repeated operands: the loops of TFLite Micro and of older LiteRT have four."""
 _MOST_LITERT = 6
 
 
 def _is_pointwise(writer: Writer, node: Node) -> bool:
-    """Whether operands that are repeated beforehand have the same codes."""
+    """Whether the codes are the same if operands are repeated beforehand."""
     constants = kernels.constants_of(writer.graph, node)
     return formulas.get(node.attributes["formula"]).is_pointwise(kernels.attributes(writer.graph, node), constants)
 
 
-def _shifted(x: Value, rank: int) -> frozenset[int]:
+def _shift_axes(x: Value, rank: int) -> frozenset[int]:
     return frozenset(axis + rank - len(x.shape) for axis in x.free)
 
 
 def _moves(x: Value) -> list[bool]:
-    """Whether an operand has several elements along each axis, for some size of the batch."""
+    """Whether an operand has several elements along each axis, for some batch size."""
     return [size != 1 or axis in x.free for axis, size in enumerate(x.shape)]
 
 
-def _joined(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
-    """RESHAPE with one axis for each group."""
+def _merge_axes(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
+    """A RESHAPE that merges each group of axes to one."""
     shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
     return writer.reshape(x, shape, _groups(x.free, groups))
 
 
 def _groups(axes: frozenset[int], groups: Sequence[range]) -> frozenset[int]:
-    """The groups in which these axes are."""
+    """The groups that contain these axes."""
     return frozenset(index for index, group in enumerate(groups) if axes & set(group))
 
 
@@ -115,7 +117,7 @@ def rescale(writer: Writer, node: Node) -> Value:
 
 @lowers("sum")
 def mean(writer: Writer, node: Node) -> Value:
-    """MEAN; keep_dims, because the optimised kernels take another path, and round otherwise, without."""
+    """MEAN with keep_dims, without which the optimised kernels take another path and round differently."""
     if "formula" not in node.attributes:
         return tables.summed(writer, node)
     x, (dtype, quantization) = writer.input(node), writer.grid(node)
@@ -132,17 +134,17 @@ def mean(writer: Writer, node: Node) -> Value:
 
 @lowers("window_sum")
 def average_pool(writer: Writer, node: Node) -> Value:
-    """AVERAGE_POOL_2D; padding that counts is put around the input first."""
+    """AVERAGE_POOL_2D; padding that counts is first added around the input."""
     if "formula" not in node.attributes:
         raise Unsupported(
-            "a sum over windows that is no average of them, or with another step behind it",
-            "No operator of TFLite computes it: divide by the window's size, and put a quantizer behind",
+            "a sum over windows that is no average of them, or that another step follows",
+            "No operator of TFLite computes it: divide by the window's size, and put a quantizer after it",
         )
     x, (dtype, quantization) = writer.input(node), writer.grid(node)
     if node.attributes["formula"] != "tflite_average_pool":
         raise Unsupported(
-            "an average over windows onto another grid than its input's",
-            "AVERAGE_POOL_2D keeps the grid: let the input and the output share a quantizer",
+            "an average over windows whose output has another grid than its input",
+            "AVERAGE_POOL_2D needs one grid: let the input and the output share a quantizer",
         )
     pool = _Pool(writer, node, x)
     count = np.asarray(writer.graph.constant(node, "count"))
@@ -156,7 +158,7 @@ def average_pool(writer: Writer, node: Node) -> Value:
         inside = pool.inside()
         if not pool.is_same() or not np.array_equal(np.broadcast_to(np.squeeze(count), inside.shape), inside):
             raise Unsupported(
-                f"an average over windows of {pool.window} with padding {padding} and counts of its own",
+                f"an average over windows of {pool.window} with padding {padding} and counts that TFLite does not have",
                 'Use padding="SAME" or "VALID", or count_include_pad=True',
             )
     activation = writer.activation(node)
@@ -175,7 +177,7 @@ def average_pool(writer: Writer, node: Node) -> Value:
 
 @lowers("max_pool")
 def max_pool(writer: Writer, node: Node) -> Value:
-    """MAX_POOL_2D; what SAME does not express is padded with the lowest code."""
+    """MAX_POOL_2D; padding that SAME does not express is added with the lowest code."""
     pool = _Pool(writer, node, writer.input(node))
     quantization = pool.x.quantization
     assert quantization is not None
@@ -190,7 +192,7 @@ def max_pool(writer: Writer, node: Node) -> Value:
 
 
 class _Pool:
-    """A window over one or two neighbouring axes, seen as NHWC.
+    """A window over one or two neighbouring axes, in the form of NHWC.
 
     x: the input in that form. window, strides, padding: of height and width. shape: of the result.
     """
@@ -212,7 +214,7 @@ class _Pool:
         moved = moved or [0]
         first, second = (moved[0], moved[-1]) if len(moved) == 2 else (None, moved[0])
         self.writer, self.node = writer, node
-        # merge the axes before, between and after the moved ones to one axis each
+        # merge the axes before, between and after the window's axes to one axis each
         self.order = [axis for axis in range(rank) if axis not in moved]
         before = [axis for axis in self.order if axis < (second if first is None else first)]
         behind = [axis for axis in self.order if axis not in before]
@@ -263,7 +265,7 @@ class _Pool:
         }
 
     def back(self, result: Value) -> Value:
-        """The result in the axes of the graph."""
+        """The result with the axes of the graph."""
         y = self.writer.shapes[self.node.output]
         shape = self.writer.graph.tensors[self.node.output].shape
         free = frozenset(axis for axis, size in enumerate(shape) if size is None)

@@ -9,14 +9,14 @@ from qjax.graph.ir import Node, Quantization
 
 
 class Clamping(Moving):
-    """A draft that bounds codes."""
+    """A draft with methods that bound codes."""
 
     def activation(self, node: Node) -> str:
-        """The fused activation whose bounds are the node's, or as many of them as one expresses."""
+        """The fused activation that expresses the node's bounds, or as many of them as possible."""
         return self._fused(node)[0]
 
     def bounded(self, node: Node, x: Value, activation: str | None = "NONE") -> Value:
-        """Clamp the codes to the bounds that `activation` (None: the operator cannot have one) left."""
+        """Clamp the codes to the bounds that `activation` (None: the operator cannot have one) does not express."""
         low, high = self.bounds(node)
         dtype, quantization = self.grid(node)
         info = np.iinfo(dtype)
@@ -34,7 +34,7 @@ class Clamping(Moving):
         return self.moved(operator, [x, limit], x.shape, x.free, x)
 
     def bounds(self, node: Node) -> tuple[int, int]:
-        """The least and the greatest code of a node."""
+        """The lowest and the highest code of a node."""
         _, quantization = self.grid(node)
         assert quantization is not None
         low, high = quantization.qmin, quantization.qmax

@@ -20,7 +20,7 @@ from qjax.support.names import Names
 class Value:
     """A tensor of the file.
 
-    shape: as the file states it. free: the axes whose size follows the batch. quantization: None for indices.
+    shape: as the file states it. free: the axes whose size depends on the batch. quantization: None for indices.
     """
 
     index: int
@@ -44,7 +44,7 @@ class _Weights:
     """The tensors of one constant of the graph, by their content.
 
     owner: the node that read it first. tensors: those of that node, under the constant's name. others: those of later
-    nodes, under names of their own.
+    nodes, under their own names.
     """
 
     owner: str
@@ -53,10 +53,11 @@ class _Weights:
 
 
 class Draft:
-    """One graph on its way into a file.
+    """A graph that is being written to a file.
 
-    values: by tensor of the graph. spans: per node, the operators [first, end) that compute it. resizable: no operator
-    holds the batch as a number. unwritten: the tensors that no operator computes, because their node cannot be written.
+    values: by tensor of the graph. spans: per node, the operators [first, end) that compute it. resizable: whether no
+    operator contains the batch size as a number. unwritten: the tensors that no operator computes, because their node
+    cannot be written.
     """
 
     def __init__(self, graph: Graph, batch: int, int4: bool | None) -> None:
@@ -77,7 +78,7 @@ class Draft:
     # ------------------------------------------------------------------ tensors
 
     def input(self, node: Node, index: int = 0) -> Value:
-        """What a node reads."""
+        """A tensor that a node reads."""
         name = node.inputs[index]
         if name not in self.values:
             # a constant among the inputs
@@ -94,7 +95,7 @@ class Draft:
     def constant(
         self, data: Any, dtype: str, quantization: Quantization | None = None, name: str | None = None
     ) -> Value:
-        """A tensor with data; equal ones without a name of their own are one tensor."""
+        """A tensor with data; equal ones without a name become one tensor."""
         held = np.asarray(data)
         key = (dtype, held.shape, held.tobytes())
         if name is None and quantization is None and key in self._constants:
@@ -111,13 +112,13 @@ class Draft:
         return self.constant(np.asarray(numbers, np.int32), "int32")
 
     def weights(self, role: str, node: Node, codes: np.ndarray, scales: Scales | None, dtype: str) -> int:
-        """The tensor of a kernel or a bias, named as in the graph; of groups of channels, one tensor each.
+        """The tensor of a kernel or a bias, named as in the graph; for groups of channels, one tensor each.
 
-        What several nodes read, such as the steps of a recurrent layer, is there once. If a later node needs it with
-        another layout or other scales, then that is a tensor with a name of its own.
+        A constant that several nodes read, such as the steps of a recurrent layer, is stored once. If a later node
+        needs it with another layout or other scales, then that is a tensor with another name.
         """
         name = node.constants[role]
-        # a constant that is an input of a node too has its name already
+        # a constant that is also an input of a node already has its name
         held = self._weights.setdefault(name, _Weights("" if name in self.values else node.name))
         content = _content(codes, scales, dtype)
         if held.owner == node.name:
@@ -149,10 +150,10 @@ class Draft:
         other: tuple[int, tuple[str, Quantization | None]] | None = None,
         **options: Any,
     ) -> Value:
-        """Append an operator; the output that is used.
+        """Append an operator; returns the output that is used.
 
-        other: of an operator with a second output of that shape, the place of the one that is used (0 or 1), and dtype
-        and quantization of the other one.
+        other: for an operator with a second output of the same shape, the index of the output that is used (0 or 1),
+        and dtype and quantization of the other one.
         """
         outputs: list[Value] = []
         if other is not None:
@@ -166,11 +167,11 @@ class Draft:
     # ------------------------------------------------------------------ plumbing
 
     def name_after(self, node: str, first: int = 0) -> None:
-        """Name the tensors that follow after a node's output, with numbers from `first` on."""
+        """Name the next tensors after a node's output, with numbers from `first` on."""
         self._node, self._first = node, first
 
     def tensor_of(self, name: str, tensor: Tensor) -> Value:
-        """A tensor of the graph, as a new one of the file."""
+        """A tensor of the graph as a new tensor of the file."""
         free = frozenset(axis for axis, size in enumerate(tensor.shape) if size is None)
         return self._value(name, self.shapes[name], free, tensor.dtype, tensor.quantization)
 

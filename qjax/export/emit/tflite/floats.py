@@ -1,6 +1,7 @@
 """Float parts: FULLY_CONNECTED and CONV_2D with float activations, and the steps between such products.
 
-Only steps with certain bits are written, see `export.ieee`; of these LiteRT's float operators have the same bits.
+Only steps whose bits are certain are written, see `export.ieee`; LiteRT's float operators compute these with the same
+bits.
 """
 
 import math
@@ -43,7 +44,7 @@ def dynamic_dot(writer: Writer, node: Node) -> Value:
     attributes, formula = node.attributes, node.attributes["dynamic"]
     if formula == "onnx":
         raise Unsupported(
-            f"a product whose rows get codes at run time, which was not measured for {writer.graph.target!r}", _ROWS
+            f"a product whose rows are quantized at run time, which was not measured for {writer.graph.target!r}", _ROWS
         )
     x = writer.input(node)
     kernel = writer.graph.tensors[node.constants["kernel"]]
@@ -57,7 +58,8 @@ def dynamic_dot(writer: Writer, node: Node) -> Value:
         scales, packed = _blocks(scale, codes.shape[2]), True
     else:
         scales = Scales(scale)
-        # The optimised kernels quantize rows otherwise for packed weights; so does XNNPACK's fallback for odd rows.
+        # For packed weights the optimised kernels quantize rows differently, and so does XNNPACK's fallback for odd
+        # rows.
         known = (formula == "xnnpack" and depth % 2 == 0) or writer.graph.target == "tflite_reference"
         packed = known and writer.packs("FULLY_CONNECTED", kernel, depth)
     inputs: list[Value | int] = [flat, writer.weights("kernel", node, codes.reshape(n, depth), scales, _type(packed))]
@@ -84,17 +86,17 @@ def dynamic_conv(writer: Writer, node: Node) -> Value:
     attributes = node.attributes
     if attributes["dynamic"] != "xnnpack":
         raise Unsupported(
-            f"a convolution that gets codes at run time, which was not measured for {writer.graph.target!r}", _WINDOWS
+            f"a convolution that is quantized at run time, which was not measured for {writer.graph.target!r}", _WINDOWS
         )
     kernel = writer.graph.tensors[node.constants["kernel"]]
     assert kernel.quantization is not None
     codes, scale = np.asarray(kernel.value), np.asarray(kernel.quantization.scale)
     strides, dilation = list(attributes["strides"]), list(attributes["rhs_dilation"])
     window = codes.shape[1:3]
-    # Zeros around floats change no range that holds 0, so they may be an operator of their own.
+    # Zeros around floats change no range that contains 0, so the padding may be a separate operator.
     x, padding = surrounded(writer, writer.input(node), attributes["padding"], window, strides, dilation)
     inputs: list[Value | int] = [x, writer.weights("kernel", node, codes, Scales(scale), "int8")]
-    # LiteRT's operator must have a bias. Zeros leave the rounded product as it is.
+    # LiteRT's operator must have a bias. Zeros do not change the rounded product.
     if "bias" in node.constants:
         bias = np.asarray(writer.graph.constant(node, "bias"))
         inputs.append(writer.weights("bias", node, bias, None, "float32"))
@@ -122,20 +124,20 @@ def _type(packed: bool) -> str:
 
 
 def _blocks(scale: np.ndarray, size: int) -> Scales:
-    """Scales of groups as the file has them: float16, which must hold those that XNNPACK then rounds to bfloat16."""
+    """Scales of groups as the file stores them: float16, which must represent what XNNPACK then rounds to bfloat16."""
     kept = np.asarray(jnp.asarray(scale).astype(jnp.bfloat16).astype(jnp.float32))
     if not np.array_equal(kept.astype(np.float16).astype(np.float32), kept):
         worst = kept[kept.astype(np.float16).astype(np.float32) != kept][0]
         raise Unsupported(
-            f"a scale of {worst:g}, which float16 does not hold exactly",
-            "The file has scales of groups as float16: leave out group_size, or train with larger weights",
+            f"a scale of {worst:g}, which float16 does not represent exactly",
+            "The file stores scales of groups as float16: leave out group_size, or train with larger weights",
         )
     return Scales(scale.astype(np.float16), block=size)
 
 
 @lowers("island")
 def island(writer: Writer, node: Node) -> Value:
-    """DEQUANTIZE, float operators, QUANTIZE, as far as the part has them."""
+    """DEQUANTIZE, float operators, QUANTIZE, if the part has them."""
     if any(name in _PRODUCTS for name, _, _ in node.attributes["program"]):
         raise Unsupported(f"a product in float, or one that LiteRT does not have under {writer.graph.target!r}", _ROWS)
     why = next(uncertain(writer.graph, node), None)
@@ -153,7 +155,7 @@ def island(writer: Writer, node: Node) -> Value:
         return values
     if target.quantize != "reciprocal":
         raise Unsupported(
-            "a float part whose result becomes codes, which this runtime's QUANTIZE rounds otherwise than the graph",
+            "a float part whose result becomes codes, which this runtime's QUANTIZE rounds differently from the graph",
             "Use the target 'tflite_xnnpack', or return the float result",
         )
     assert isinstance(values, Value)
@@ -162,14 +164,14 @@ def island(writer: Writer, node: Node) -> Value:
 
 
 class _Program:
-    """An island's steps, one after the other. Constants stay arrays, with size 1 where they repeat."""
+    """The steps of an island, one after the other. Constants remain arrays, with size 1 where they repeat."""
 
     def __init__(self, writer: Writer, node: Node) -> None:
         self.writer, self.node = writer, node
         self.values: list[Any] = [self._input(index) for index in range(len(node.inputs))]
 
     def run(self) -> Any:
-        """The result, a value of the file or an array."""
+        """Write the steps; returns the result, a value of the file or an array."""
         attributes = self.node.attributes
         batch = 1
         if attributes["batch"] is not None:
@@ -195,7 +197,7 @@ class _Program:
         target = targets.get(self.writer.graph.target)
         if target.dequantize != "product" and np.any(np.asarray(x.quantization.zero_point)):
             raise Unsupported(
-                "codes with a zero point that become floats, which this runtime computes otherwise than the graph",
+                "codes with a zero point that become floats, which this runtime computes differently from the graph",
                 "Use the target 'tflite_xnnpack', or a symmetric quantizer in front of the float part",
             )
         return self.writer.apply("DEQUANTIZE", [x], x.shape, x.free, "float32", None)
@@ -212,7 +214,7 @@ class _Program:
         writer = self.writer
         if name in _SAME:
             if sizes.get("new_dtype", "float32") != "float32":
-                raise Unsupported(f"a float part that makes {sizes['new_dtype']}", _ELSEWHERE)
+                raise Unsupported(f"a float part that casts to {sizes['new_dtype']}", _ELSEWHERE)
             return given[0]
         if name in _BINARY:
             return self._binary(_BINARY[name], *given)

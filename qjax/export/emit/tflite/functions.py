@@ -1,7 +1,7 @@
-"""Functions of whole rows: SOFTMAX if the node is the runtime's kernel. Sums of more than 32 bits are refused.
+"""Functions of whole rows: SOFTMAX if the node is the runtime's kernel. Sums of more than 32 bits are rejected.
 
-LiteRT's targets have chains of operators in the place of norms and masked softmaxes (`Target.composed`), so these
-nodes do not come here.
+LiteRT's targets replace norms and masked softmaxes by chains of operators (`Target.composed`), so those nodes are not
+written here.
 """
 
 import math
@@ -12,7 +12,7 @@ from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph.ir import Node
 from qjax.support.errors import Unsupported
 
-_ELSEWHERE = "emit('onnx') and emit('c') hold it, with the same codes"
+_ELSEWHERE = "emit('onnx') and emit('c') support it, with the same codes"
 
 
 @lowers("softmax")
@@ -36,7 +36,7 @@ def softmax(writer: Writer, node: Node) -> Value:
 @lowers("log_softmax")
 @lowers("logsumexp")
 def log_softmax(writer: Writer, node: Node) -> Value:
-    """LOG_SOFTMAX of a file that was read; others are refused, as it rounds otherwise, on a grid that it fixes."""
+    """LOG_SOFTMAX of a file that was read; others are rejected: TFLite rounds differently, on a fixed grid."""
     if node.attributes.get("method") == "gemmlowp":
         x, (dtype, quantization) = writer.input(node), writer.grid(node)
         return writer.bounded(node, writer.apply("LOG_SOFTMAX", [x], x.shape, x.free, dtype, quantization))
@@ -54,7 +54,7 @@ def divide(writer: Writer, node: Node) -> Value:
 
 @lowers("normalize")
 def normalize(writer: Writer, node: Node) -> Value:
-    """Refused: variances and their roots need more than 32 bits. What has a chain of operators is no such node."""
+    """Rejects it: variances and roots need more than 32 bits. Norms with a chain of operators do not come here."""
     raise Unsupported(
         "a normalization over the data",
         "It is written for LiteRT only, over whole axes (LayerNorm, RMSNorm), of signed codes: choose a target of "
@@ -64,7 +64,7 @@ def normalize(writer: Writer, node: Node) -> Value:
 
 @lowers("grouped_dot")
 def grouped_dot(writer: Writer, node: Node) -> Value:
-    """Refused: it adds several accumulators of 32 bits, each times its factor, before it rounds."""
+    """Rejects it: it adds several accumulators of 32 bits, each times its factor, before it rounds."""
     raise Unsupported(
         "a product whose weights have a scale for every group",
         f"TFLite has one scale per channel: use weights=QSpec(axis=-1) without group_size; {_ELSEWHERE}",
@@ -73,8 +73,8 @@ def grouped_dot(writer: Writer, node: Node) -> Value:
 
 @lowers("embed_rows")
 def embed_rows(writer: Writer, node: Node) -> Value:
-    """Refused: what is looked up would need a requantization for each of its rows."""
+    """Rejects it: the result of the lookup would need a requantization for each of its rows."""
     raise Unsupported(
-        "a lookup in a table whose rows have scales of their own",
+        "a lookup in a table whose rows have different scales",
         f"TFLite has one scale for what a GATHER returns: leave out the table's override with axis=0; {_ELSEWHERE}",
     )

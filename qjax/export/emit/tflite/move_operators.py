@@ -12,7 +12,7 @@ from qjax.support.errors import Unsupported
 
 
 class Moving(Draft):
-    """A draft that moves codes."""
+    """A draft with methods that move codes."""
 
     def moved(
         self,
@@ -31,7 +31,7 @@ class Moving(Draft):
         return self._reshape(x, x.shape, x.free)
 
     def reshape(self, x: Value, shape: Sequence[int], free: frozenset[int] | None = None) -> Value:
-        """The codes in another shape; free: its axes that follow the batch (by default those at the same place)."""
+        """The codes in another shape; free: its axes that depend on the batch (default: those at the same position)."""
         shape = tuple(shape)
         free = frozenset(axis for axis in x.free if axis < len(shape)) if free is None else free
         return x if shape == x.shape else self._reshape(x, shape, free)
@@ -61,16 +61,16 @@ class Moving(Draft):
         return self.moved("TRANSPOSE", [x, self.integers(order)], shape, free, x)
 
     def _transpose_numbers(self, x: Value, order: list[int]) -> Value:
-        """TFLite Micro transposes codes only: booleans as such."""
+        """A transposition of plain integers: TFLite Micro only transposes codes, so booleans are written as codes."""
         if x.dtype != "bool":
-            raise Unsupported(f"a transposition of {x.dtype}", "TFLite Micro has none: transpose the codes before")
+            raise Unsupported(f"a transposition of {x.dtype}", "TFLite Micro has none: transpose the codes earlier")
         kinds: dict[str, Any] = {"inDataType": "bool", "outDataType": "int8"}
         turned = self.transpose(self.apply("CAST", [x], x.shape, x.free, "int8", None, **kinds), order)
         kinds = {"inDataType": "int8", "outDataType": "bool"}
         return self.apply("CAST", [turned], turned.shape, turned.free, "bool", None, **kinds)
 
     def _transpose_merged(self, x: Value, order: list[int]) -> Value:
-        """A transposition of many axes: those that stay neighbours become one, those of one element go."""
+        """A transposition of many axes: those that stay neighbours become one, those of one element are removed."""
         groups: list[list[int]] = []
         for axis in order:
             if x.shape[axis] == 1 and axis not in x.free:
@@ -95,7 +95,7 @@ class Moving(Draft):
         return self.reshape(turned, shape, frozenset(order.index(axis) for axis in x.free))
 
     def pad(self, x: Value, padding: Sequence[Sequence[int]], fill: int) -> Value:
-        """Put `fill` around the codes: (low, high) per axis, negative to cut off."""
+        """Put `fill` around the codes: (low, high) per axis, negative to crop."""
         cut = [[max(-low, 0), max(-high, 0)] for low, high in padding]
         if any(map(any, cut)):
             starts = [low for low, _ in cut]
@@ -127,7 +127,7 @@ class Moving(Draft):
         return self.pad(grown, [(0, 1 - step if a == axis else 0) for a in range(len(shape))], fill)
 
     def slice(self, x: Value, starts: Sequence[int], sizes: Sequence[int]) -> Value:
-        """A part of the codes; axes that follow the batch are whole."""
+        """A part of the codes; axes that depend on the batch are complete."""
         if tuple(sizes) == x.shape:
             return x
         whole = frozenset(axis for axis in x.free if starts[axis] == 0 and sizes[axis] == x.shape[axis])

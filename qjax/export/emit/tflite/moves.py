@@ -1,4 +1,4 @@
-"""Operations that move or select codes, and clamps. They keep scale and zero point."""
+"""Writes operations that move or select codes, and clamps. Their scale and zero point do not change."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def reshape(writer: Writer, node: Node) -> Value:
 
 @lowers("cast")
 def cast(writer: Writer, node: Node) -> Value:
-    """Nothing happens; the writer adds a copy where the graph names the result."""
+    """Nothing happens; the writer adds a copy if the graph names the result."""
     return writer.input(node)
 
 
@@ -59,7 +59,7 @@ def pad(writer: Writer, node: Node) -> Value:
 
 
 def padded(writer: Writer, x: Value, padding: Sequence[Sequence[int]], fill: int) -> Value:
-    """`Writer.pad` for any number of dimensions: neighbours that are not padded become one."""
+    """`Writer.pad` for any number of dimensions: neighbours that are not padded are merged."""
     if len(x.shape) <= 4 or not any(map(any, padding)):
         return writer.pad(x, padding, fill)
     groups: list[list[int]] = []
@@ -69,7 +69,7 @@ def padded(writer: Writer, x: Value, padding: Sequence[Sequence[int]], fill: int
         else:
             groups.append([axis])
     if len(groups) > 4:
-        raise Unsupported(f"padding of {len(x.shape)} dimensions", "Pad fewer axes at once, or reshape before")
+        raise Unsupported(f"padding of {len(x.shape)} dimensions", "Pad fewer axes at once, or reshape first")
     free = frozenset(i for i, group in enumerate(groups) if any(axis in x.free for axis in group))
     merged = writer.reshape(x, [math.prod(x.shape[axis] for axis in group) for group in groups], free)
     done = writer.pad(merged, [padding[group[0]] for group in groups], fill)
@@ -79,7 +79,7 @@ def padded(writer: Writer, x: Value, padding: Sequence[Sequence[int]], fill: int
 
 @lowers("slice")
 def slice_(writer: Writer, node: Node) -> Value:
-    """SLICE, or STRIDED_SLICE where codes are skipped."""
+    """SLICE, or STRIDED_SLICE if codes are skipped."""
     x = writer.input(node)
     start, strides = node.attributes["start"], node.attributes["strides"]
     limit = [size if end is None else end for end, size in zip(node.attributes["limit"], x.shape, strict=True)]
@@ -93,7 +93,7 @@ def strided(
 ) -> Value:
     """STRIDED_SLICE; a limit of None is the end in the stride's direction."""
     if len(x.shape) > 5:
-        raise Unsupported(f"a strided slice of {len(x.shape)} dimensions", "TFLite has at most 5: reshape before")
+        raise Unsupported(f"a strided slice of {len(x.shape)} dimensions", "TFLite has at most 5: reshape first")
     ends = [
         (0 if step < 0 else size) if end is None else end
         for end, size, step in zip(limit, x.shape, strides, strict=True)
@@ -147,7 +147,7 @@ def broadcast(writer: Writer, node: Node) -> Value:
 
 @lowers("fill")
 def fill(writer: Writer, node: Node) -> Value:
-    """The constant, BROADCAST_TO the size of the batch."""
+    """The constant, with BROADCAST_TO the batch size."""
     value = writer.constant(writer.graph.constant(node, "value"), *writer.grid(node))
     return repeated(writer, value, writer.shapes[node.output], _free(writer, node))
 
@@ -157,7 +157,7 @@ def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int
     if tuple(shape) == x.shape:
         return x
     if len(shape) > 5:
-        raise Unsupported(f"a broadcast to {len(shape)} dimensions", "TFLite Micro has at most 5: reshape before")
+        raise Unsupported(f"a broadcast to {len(shape)} dimensions", "TFLite Micro has at most 5: reshape first")
     if free:
         writer.resizable = False
     return writer.moved("BROADCAST_TO", [x, writer.integers(list(shape))], shape, free, x)
@@ -165,11 +165,11 @@ def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int
 
 @lowers("resize_bilinear")
 def resize_bilinear(writer: Writer, node: Node) -> Value:
-    """RESIZE_BILINEAR, which keeps the grid and resizes the two middle axes of an image."""
+    """RESIZE_BILINEAR, which resizes the two middle axes of an image on the same grid."""
     x, attributes = writer.input(node), node.attributes
     if attributes["method"] == "exact" or len(x.shape) != 4 or attributes["axes"] != [1, 2]:
         raise Unsupported(
-            "a bilinear resize onto another grid, or of other axes", "Give both sides one quantizer, in NHWC"
+            "a bilinear resize to another grid, or of other axes", "Let input and output share a quantizer, in NHWC"
         )
     chosen = {"alignCorners": attributes["align_corners"], "halfPixelCenters": attributes["half_pixel_centers"]}
     operands = [x, writer.integers(attributes["size"])]

@@ -1,7 +1,7 @@
 """Plain integers and booleans, which are not codes: masks, positions, comparisons.
 
 CAST, ADD, SUB, MUL, MAXIMUM, MINIMUM, comparisons of int32 and LOGICAL_* are exact in every runtime. Comparisons of
-codes are not: kernels such as GREATER requantize both sides first. So codes are compared as int32.
+codes are not, because kernels such as GREATER requantize both sides first. So codes are compared as int32.
 """
 
 import math
@@ -18,7 +18,7 @@ from qjax.graph.ir import Node
 from qjax.support.errors import Unsupported
 
 _BROADCASTS = 4
-"""Dimensions that the runtimes' own broadcasting has at least."""
+"""Every runtime broadcasts at least this many dimensions."""
 
 _COMPARISONS = {
     "gt": "GREATER",
@@ -31,7 +31,7 @@ _COMPARISONS = {
 
 
 def aligned(writer: Writer, operands: Sequence[Value], shape: Sequence[int]) -> tuple[list[Value], frozenset[int]]:
-    """Operands in the rank of the result, repeated where a runtime would not do it; the axes that follow the batch."""
+    """Operands in the result's rank, repeated if a runtime would not do it; and the axes that depend on the batch."""
     free = frozenset(axis + len(shape) - len(x.shape) for x in operands for axis in x.free)
     found: list[Value] = []
     for x in operands:
@@ -51,14 +51,14 @@ def combined(writer: Writer, operator: str, operands: Sequence[Value], dtype: st
 
 
 def as_dtype(writer: Writer, x: Value, dtype: str) -> Value:
-    """CAST: the same numbers; of a boolean 0 and 1, to a boolean whether it is not 0."""
+    """CAST to the same numbers; a boolean becomes 0 or 1, and a number becomes whether it is not 0."""
     if x.dtype == dtype:
         return x
     return writer.apply("CAST", [x], x.shape, x.free, dtype, None, inDataType=x.dtype, outDataType=dtype)
 
 
 def as_codes(writer: Writer, node: Node, x: Value) -> Value:
-    """Numbers that are codes of the node's output, as such."""
+    """Numbers that are codes of the node's output, with its dtype and grid."""
     dtype, quantization = writer.grid(node)
     kinds: dict[str, Any] = {"inDataType": x.dtype, "outDataType": dtype}
     return writer.apply("CAST", [x], x.shape, x.free, dtype, quantization, **kinds)
@@ -70,9 +70,9 @@ def negated(writer: Writer, x: Value) -> Value:
 
 
 def halved(writer: Writer, x: Value, axis: int, operator: str) -> Value:
-    """All elements along an axis combined, by halves; the axis stays, with size 1.
+    """Combine all elements along an axis by halves; the axis remains, with size 1.
 
-    TFLite Micro reduces codes of 8 bits only.
+    This is needed because TFLite Micro reduces codes of 8 bits only.
     """
     if axis in x.free or not x.shape[axis]:
         raise Unsupported("a reduction over the batch, or over nothing", "Reduce over the axes of one example")
@@ -101,7 +101,7 @@ def without(writer: Writer, x: Value, axes: Sequence[int]) -> Value:
 
 
 def reduced(writer: Writer, x: Value, axes: Sequence[int], operator: str, elementwise: str) -> Value:
-    """REDUCE_MAX and its like, by halves where TFLite Micro has no such kernel."""
+    """REDUCE_MAX and the like, or by halves if TFLite Micro has no such kernel."""
     if not axes:
         return x
     if writer.graph.target in MICRO and x.dtype not in ("int8", "bool"):
@@ -125,7 +125,7 @@ def places(writer: Writer, size: int, axis: int, rank: int) -> Value:
 
 @lowers("compare")
 def compare(writer: Writer, node: Node) -> Value:
-    """GREATER and its like, of int32."""
+    """GREATER and the like, of int32."""
     flowing = iter(range(len(node.inputs)))
     pair: list[Value] = []
     for role in ("left", "right"):
@@ -188,7 +188,7 @@ def _reduction(writer: Writer, x: Value, function: str, axes: list[int]) -> Valu
 
 
 def first_greatest(writer: Writer, x: Value, axis: int) -> tuple[Value, Value]:
-    """The greatest of int32 along an axis, and its first place; the axis stays, with size 1."""
+    """The greatest int32 along an axis, and its first index; the axis remains, with size 1."""
     size = x.shape[axis]
     greatest = halved(writer, x, axis, "MAXIMUM")
     differs = as_dtype(writer, combined(writer, "NOT_EQUAL", [x, greatest], "bool"), "int32")
@@ -199,7 +199,7 @@ def first_greatest(writer: Writer, x: Value, axis: int) -> tuple[Value, Value]:
 
 @lowers("argument")
 def argument(writer: Writer, node: Node) -> Value:
-    """ARG_MAX, ARG_MIN of codes of 8 bits; of 16 bits as int32, which TFLite Micro compares element by element."""
+    """ARG_MAX, ARG_MIN of 8-bit codes; 16-bit codes become int32, which TFLite Micro compares by element."""
     x, axis = writer.input(node), node.attributes["axis"]
     greatest = node.attributes["function"] == "argmax"
     if x.dtype != "int8":
@@ -217,7 +217,7 @@ def argument(writer: Writer, node: Node) -> Value:
 
 @lowers("top_k")
 def top_k(writer: Writer, node: Node) -> Value:
-    """TOPK_V2 over the last axis; in TFLite Micro, which has none, the greatest one k times."""
+    """TOPK_V2 over the last axis; TFLite Micro has none, so there the greatest is taken k times."""
     x, axis, k, index = writer.input(node), *(node.attributes[key] for key in ("axis", "k", "index"))
     if writer.graph.target in MICRO:
         return _top_k_by_one(writer, node, x)
@@ -255,7 +255,7 @@ def _top_k_by_one(writer: Writer, node: Node, x: Value) -> Value:
 
 
 def scanned(writer: Writer, node: Node, x: Value, operator: str, neutral: int) -> Value:
-    """Everything up to each element combined, in log2(n) steps of shift and combine, as the node's kernel does."""
+    """Combine all elements up to each one, in log2(n) steps of shift and combine, as the node's kernel does."""
     axis, distance = node.attributes["axis"], 1
     if axis in x.free:
         raise Unsupported("a cumulative operation along the batch", "Use it along an axis of one example")

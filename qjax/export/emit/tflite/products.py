@@ -18,16 +18,16 @@ from qjax.support.errors import Unsupported
 _ASYMMETRIC = "weights with a zero point"
 _CURE_ASYMMETRIC = "TFLite's kernels take symmetric weights: use weights=QSpec(symmetric=True)"
 _ROWS = ("tflite_arm_gemm",)
-"""Rules that differ for an output of a single row of channels."""
+"""Rules that round differently if the output is a single row of channels."""
 _NOT_GROUPED = ("neon", "ruy", "tflite_arm_gemm")
 """Rules of LiteRT's optimised kernels, which leave convolutions of several groups to the reference kernels."""
 _CHANNELS = ("tflite_depthwise_neon", "tflite_arm_depthwise", "tflite_arm_depthwise_3x3")
-"""Rules that differ among channels, which they look for on the last axis."""
+"""Rules that differ between channels, which must be the last axis."""
 
 
 @lowers("dot")
 def dot(writer: Writer, node: Node) -> Value:
-    """A product of any rank as one of matrices: axes in order, RESHAPE, the product, RESHAPE, axes in order."""
+    """A product of any rank as a matrix product: transpose, RESHAPE, the product, RESHAPE, transpose."""
     return _matmul(writer, node) if node.attributes["weight"] is None else _fully_connected(writer, node)
 
 
@@ -48,7 +48,7 @@ def _fully_connected(writer: Writer, node: Node) -> Value:
     x = writer.transpose(x, [*free, *(summed[i] for i in order)])
     lead, sizes = x.shape[: len(free)], [kernel.value.shape[axis] for axis in kept]
     if len(summed) != 1 or len(lead) != 1:
-        # flatten to one row per product, as the runtimes do
+        # flatten to one row per product, like the runtimes
         rows = frozenset({0} if x.free else ())
         flat = writer.reshape(x, (math.prod(lead), math.prod(x.shape[len(free) :])), rows)
     else:
@@ -71,9 +71,9 @@ def _matmul(writer: Writer, node: Node) -> Value:
     attributes = node.attributes
     if "formula" not in attributes:
         raise Unsupported(
-            "a product of activations with an affine step behind it",
+            "a product of activations that an affine step follows",
             "No operator of TFLite computes it. LiteRT's targets take a number as a factor; otherwise put a quantizer "
-            "between them, or the step before the product",
+            "between them, or the step in front of the product",
         )
     operands: list[Value] = []
     kept: list[list[int]] = []
@@ -167,13 +167,13 @@ def conv(writer: Writer, node: Node) -> Value:
 def _by_group(
     writer: Writer, node: Node, x: Value, stored: np.ndarray, shape: Sequence[int], options: Mapping[str, Any]
 ) -> Value:
-    """One CONV_2D per group, side by side."""
+    """One CONV_2D per group, whose results are concatenated."""
     groups = node.attributes["groups"]
     width, features = stored.shape[3], stored.shape[0] // groups
     if node.attributes["rule"] == "tflite_arm_gemm" and features < 4:
         raise Unsupported(
             "a convolution with groups of fewer than 4 channels",
-            "LiteRT on ARM rounds those otherwise: use wider groups",
+            "LiteRT on ARM rounds those differently: use wider groups",
         )
     parts: list[Value] = []
     for group in range(groups):
@@ -193,7 +193,7 @@ def surrounded(
     strides: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[Value, str]:
-    """The input with padding around it that the operator's own names do not express, and the name of the rest."""
+    """The input with the padding that the operator's own modes do not express, and the mode for the rest."""
     if not any(map(any, padding)):
         return x, "VALID"
     if all(
@@ -217,7 +217,7 @@ def _weighted(
     channels: slice | None = None,
     **options: Any,
 ) -> Value:
-    """The operator with its kernel as it lies in the file, bias and clamp; channels: of CONV_2D, those to compute."""
+    """The operator with its kernel in the file's layout, bias and clamp; channels: of CONV_2D, those to compute."""
     tensor = writer.graph.tensors[node.constants["kernel"]]
     assert tensor.quantization is not None
     w_scale = np.asarray(tensor.quantization.scale, np.float32).reshape(-1)
@@ -232,7 +232,7 @@ def _weighted(
     except ValueError:
         raise Unsupported(
             "its bias differs along other axes than the channels",
-            "TFLite has one bias per channel: add the rest as an operation of its own, behind a quantizer",
+            "TFLite has one bias per channel: add the rest as a separate operation, after a quantizer",
         ) from None
     assert x.quantization is not None
     wide = "int64" if x.dtype == "int16" else "int32"
@@ -263,7 +263,7 @@ def _kernel_of(writer: Writer, node: Node) -> Any:
     if x != y:
         raise Unsupported(
             f"a product with input codes of {x} and output codes of {y}",
-            "TFLite's kernels have one width on both sides: give both quantizers the same bits",
+            "TFLite's kernels have one width for both: give both quantizers the same number of bits",
         )
     return tensor
 
@@ -271,7 +271,7 @@ def _kernel_of(writer: Writer, node: Node) -> Any:
 def _refuse_order(rule: str) -> None:
     raise Unsupported(
         f"the rule {rule!r} rounds by the position on the last axis, which is not the channels' here",
-        "Keep channels on the last axis (NHWC, and no transposition right behind the product)",
+        "Keep channels on the last axis (NHWC, and no transposition right after the product)",
     )
 
 

@@ -15,11 +15,11 @@ from qjax.support.errors import Unsupported
 
 @lowers("select")
 def select(writer: Writer, node: Node) -> Value:
-    """SELECT_V2; of booleans LOGICAL_*, and in TFLite Micro, which has none of int32, products with the mask."""
+    """SELECT_V2; for booleans LOGICAL_*, and in TFLite Micro, which has none of int32, products with the mask."""
     mask, *flowing = (writer.input(node, index) for index in range(len(node.inputs)))
     cases = iter(flowing)
     off, on = (_code(writer, node, role) if role in node.constants else next(cases) for role in ("off", "on"))
-    return _chosen(writer, node, mask, off, on)
+    return _write_choice(writer, node, mask, off, on)
 
 
 @lowers("choose")
@@ -27,7 +27,7 @@ def choose(writer: Writer, node: Node) -> Value:
     """SELECT_V2 of two constants."""
     low, high = writer.bounds(node)
     off, on = (_code(writer, node, role, low, high) for role in ("off", "on"))
-    return _chosen(writer, node, writer.input(node), off, on)
+    return _write_choice(writer, node, writer.input(node), off, on)
 
 
 def _code(writer: Writer, node: Node, role: str, low: int | None = None, high: int | None = None) -> Value:
@@ -38,7 +38,7 @@ def _code(writer: Writer, node: Node, role: str, low: int | None = None, high: i
     return writer.constant(held.astype(dtype), dtype, quantization)
 
 
-def _chosen(writer: Writer, node: Node, mask: Value, off: Value, on: Value) -> Value:
+def _write_choice(writer: Writer, node: Node, mask: Value, off: Value, on: Value) -> Value:
     if on.dtype == "bool":
         yes = combined(writer, "LOGICAL_AND", [mask, on])
         return combined(writer, "LOGICAL_OR", [yes, combined(writer, "LOGICAL_AND", [negated(writer, mask), off])])
@@ -90,7 +90,7 @@ def pad_value(writer: Writer, node: Node) -> Value:
 
 
 def _clipped(writer: Writer, node: Node, size: int) -> Value:
-    """The indices without their last axis, within an axis of that size: GATHER does not clip."""
+    """The indices without their last axis, clipped to an axis of that size, because GATHER does not clip."""
     known = writer.graph.tensors[node.inputs[1]].value
     x = writer.input(node, 1)
     x = writer.reshape(x, x.shape[:-1], x.free)
@@ -100,9 +100,9 @@ def _clipped(writer: Writer, node: Node, size: int) -> Value:
 
 
 def in_range(writer: Writer, node: Node, x: Value, size: int) -> Value:
-    """int32 indices of an axis of that size: those below zero wrapped where the node says so, all of them clipped."""
+    """int32 indices of an axis of that size: negative ones wrapped if the node requires it, and all of them clipped."""
     if node.attributes.get("wraps", False):
-        # -1 below zero, else 0
+        # -1 for negative indices, else 0
         below = combined(writer, "MAXIMUM", [x, writer.integers([-1])])
         below = combined(writer, "MINIMUM", [below, writer.integers([0])])
         x = combined(writer, "ADD", [x, combined(writer, "MUL", [below, writer.integers([-size])])])
@@ -112,7 +112,7 @@ def in_range(writer: Writer, node: Node, x: Value, size: int) -> Value:
 
 @lowers("embed")
 def embed(writer: Writer, node: Node) -> Value:
-    """GATHER of rows; indices out of range are clipped before, as the graph does and GATHER does not."""
+    """GATHER of rows; indices out of range are clipped first, as in the graph, because GATHER does not clip."""
     kernel = np.asarray(writer.graph.constant(node, "kernel"))
     indices = clipped = in_range(writer, node, writer.input(node), kernel.shape[0])
     dtype, quantization = writer.grid(node)
@@ -155,7 +155,7 @@ def take(writer: Writer, node: Node) -> Value:
 
 @lowers("take_along")
 def take_along(writer: Writer, node: Node) -> Value:
-    """GATHER with batch_dims: the axes that both share in front, as one."""
+    """GATHER with batch_dims: the axes that both share, in front and merged."""
     x, attributes = writer.input(node), node.attributes
     axis, operand, own, at = (attributes[key] for key in ("axis", "operand", "indices", "places"))
     indices = _clipped(writer, node, x.shape[axis])
@@ -183,7 +183,9 @@ def take_along(writer: Writer, node: Node) -> Value:
 def squared_difference(writer: Writer, node: Node) -> Value:
     """SQUARED_DIFFERENCE."""
     if node.attributes["method"] == "exact":
-        raise Unsupported("the square of a difference of other codes than int8", "Use 8 bits for both sides")
+        raise Unsupported(
+            "the square of a difference of codes other than int8", "Use 8 bits for both inputs and the output"
+        )
     shape, (dtype, quantization) = writer.shapes[node.output], writer.grid(node)
     operands, free = aligned(writer, [writer.input(node, index) for index in (0, 1)], shape)
     found = writer.apply("SQUARED_DIFFERENCE", operands, shape, free, dtype, quantization)

@@ -1,4 +1,4 @@
-"""Which graphs a .tflite file can hold: the targets, the types, and the limits of the runtimes."""
+"""Which graphs a .tflite file can represent: the targets, the types, and the limits of the runtimes."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ RUNTIMES = (
 """The targets that are runtimes of .tflite files."""
 
 MICRO = ("tflite_micro", "cmsis_nn")
-"""Those whose runtime is TFLite Micro."""
+"""The targets among them whose runtime is TFLite Micro."""
 
 _INT4: Mapping[str, tuple[str, ...]] = {
     "tflite_micro": ("CONV_2D", "DEPTHWISE_CONV_2D"),
@@ -35,23 +35,23 @@ _CURE_SIGNED = "TFLite's kernels take signed codes: use activations=QSpec(bits=8
 
 
 def check_target(graph: Graph) -> None:
-    """Raise unless the graph obeys a runtime that reads .tflite files."""
+    """Raise an error unless the graph's target is a runtime that reads .tflite files."""
     if graph.target not in RUNTIMES:
         raise ValueError(
-            f"emit: a .tflite file carries scales but no rounding, so its runtime would not give the codes of the "
-            f"target {graph.target!r}. Convert for the runtime that you ship to (Recipe(target=...)), or take "
+            f"emit: a .tflite file contains scales but no rounding, so its runtime would not compute the codes of the "
+            f"target {graph.target!r}. Convert for the runtime that you ship to (Recipe(target=...)), or use "
             f"graph.retarget(...) and see with qjax.compare what changes; targets with .tflite files are "
-            f"{', '.join(RUNTIMES)}. Files that keep any target's rounding: emit('onnx'), emit('c')."
+            f"{', '.join(RUNTIMES)}. Files that preserve any target's rounding: emit('onnx'), emit('c')."
         )
 
 
 def problems_of(graph: Graph) -> Problems:
-    """What no operator can hold, whatever the operation."""
+    """What no operator can represent, whatever the operation."""
     found = Problems()
     for name in (*graph.inputs, *(node.output for node in graph.nodes)):
         tensor = graph.tensors[name]
         if tensor.quantization is None:
-            # floats are in float parts only, whose lowerings know what the runtime has
+            # floats are in float parts only, whose lowerings know what the runtime supports
             if tensor.dtype not in ("int32", "bool", "float32"):
                 found.add(f"tensor {name!r}", f"integers of {tensor.dtype}", "Give indices as int32, masks as booleans")
         elif tensor.dtype not in ("int8", "int16"):
@@ -72,7 +72,7 @@ def problems_of(graph: Graph) -> Problems:
             found.add(
                 what,
                 f"its rule or its constants are not those that {graph.target!r} makes of the scales",
-                f"graph.retarget({graph.target!r}) makes them anew",
+                f"graph.retarget({graph.target!r}) computes new ones",
                 where,
             )
     return found
@@ -81,10 +81,10 @@ def problems_of(graph: Graph) -> Problems:
 def takes_int4(target: str, operator: str, depth: int) -> bool:
     """Whether the target's runtime computes that operator with packed 4-bit weights to the same codes.
 
-    Measured with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023. The others refuse the type (FULLY_CONNECTED of
-    TFLite Micro as the package builds it, DEPTHWISE_CONV_2D of the reference kernels) or round otherwise with it
-    (LiteRT keeps such convolutions, and products of an odd depth, from XNNPACK); nothing is claimed of runtimes on ARM.
-    Their weights take one byte each.
+    Measured with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023. The others reject the type (FULLY_CONNECTED of
+    TFLite Micro as the package builds it, DEPTHWISE_CONV_2D of the reference kernels) or round differently with it
+    (LiteRT does not delegate such convolutions, and products of an odd depth, to XNNPACK); nothing is claimed of
+    runtimes on ARM. Their weights take one byte each.
 
     depth: how many products each sum of a FULLY_CONNECTED has.
     """

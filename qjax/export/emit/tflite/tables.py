@@ -1,4 +1,6 @@
-"""Operations without an operator in TFLite, as tables: qjax computes the result of every code, the file looks it up.
+"""Operations without an operator in TFLite, as tables: qjax computes the result for every code, the file looks it up.
+
+    y = f(x)    ->    GATHER(table, CAST(x) + 128)
 
 The entries come from the operation's own kernel, so they round like the graph. The index is one operand of 8 or 16
 bits, two operands of 8 bits combined to 16, or a sum over few codes. It is computed with CAST, MUL and ADD of int32 and
@@ -30,7 +32,7 @@ LARGEST = 2**18
 """Entries of a table, at most."""
 
 _PER_CHANNEL = (
-    "Without a table for every channel it has no form: use one factor for all channels, or a quantizer before"
+    "Without a table for every channel it has no form: use one factor for all channels, or a quantizer in front"
 )
 
 
@@ -46,15 +48,15 @@ def unary(writer: Writer, node: Node) -> Value:
     codes = np.arange(info.min, info.max + 1, dtype=x.dtype).reshape(size, *(1,) * len(tail))
     given = np.broadcast_to(codes, (size, *tail))
     found = kernels.run_node(writer.graph, node, writer.prepared[node.name], [jnp.asarray(given)])
-    # the entries of one channel after those of the other
+    # the entries of one channel follow those of the previous one
     table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - info.min).reshape(tail or (1,))
-    return _looked_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
+    return _look_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
 
 
 @lowers("table")
 def table(writer: Writer, node: Node) -> Value:
-    """LOGISTIC or TANH where the target's own kernel holds the node's codes, else a look-up."""
+    """LOGISTIC or TANH if the target's own kernel computes the node's codes, else a lookup."""
     x, (dtype, quantization) = writer.input(node), writer.grid(node)
     expression = Expression.from_json(node.attributes["expression"])
     if _is_native(writer, node, expression.bare):
@@ -65,7 +67,7 @@ def table(writer: Writer, node: Node) -> Value:
     codes = jnp.arange(info.min, info.max + 1, dtype=x.dtype)
     held = kernels.run_node(writer.graph, node, writer.prepared[node.name], [codes])
     index = _plus(writer, as_dtype(writer, x, "int32"), np.asarray([-info.min], np.int32))
-    return _looked_up(writer, node, index, np.asarray(held))
+    return _look_up(writer, node, index, np.asarray(held))
 
 
 def _is_native(writer: Writer, node: Node, name: str | None) -> bool:
@@ -86,7 +88,7 @@ def _is_native(writer: Writer, node: Node, name: str | None) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _native_table(*arguments: Any) -> np.ndarray:
-    """`function_table`, once for the steps of a recurrent layer."""
+    """`function_table`, computed only once for the steps of a recurrent layer."""
     table = np.array(function_table(*arguments))
     table.flags.writeable = False
     return table
@@ -97,7 +99,7 @@ def binary(writer: Writer, node: Node) -> Value:
     operands = [writer.input(node, 0), writer.input(node, 1)]
     if any(x.dtype != "int8" for x in operands) or math.prod(_tail(writer, node)) != 1:
         raise Unsupported(
-            f"{node.op} with an affine step behind it"
+            f"{node.op} that an affine step follows"
             + (", on codes of 16 bits" if operands[0].dtype != "int8" else ", with a factor per channel"),
             "No operator of TFLite computes it: put a quantizer between them, or the step on one of the operands",
         )
@@ -114,7 +116,7 @@ def binary(writer: Writer, node: Node) -> Value:
         indices.append(as_dtype(writer, repeated(writer, ranked, shape, free), "int32"))
     rows = writer.moved("MUL", [indices[0], writer.integers([256])], shape, free, indices[0])
     both = writer.moved("ADD", [rows, indices[1]], shape, free, rows)
-    return _looked_up(writer, node, _plus(writer, both, np.asarray([128 * 257], np.int32)), table)
+    return _look_up(writer, node, _plus(writer, both, np.asarray([128 * 257], np.int32)), table)
 
 
 def summed(writer: Writer, node: Node) -> Value:
@@ -140,13 +142,13 @@ def cumulative_sum(writer: Writer, node: Node) -> Value:
 
 @lowers("number")
 def number(writer: Writer, node: Node) -> Value:
-    """A table of the integers whose codes are no bound of the output."""
+    """A table of the integers whose codes are not an end of the output's range."""
     info = np.iinfo(np.int32)
     return _finished(writer, node, writer.input(node), info.min, info.max)
 
 
 def _centered(writer: Writer, x: Value, count: int) -> tuple[Value, int, int]:
-    """Codes less their zero point, int32; the range of a sum of that many."""
+    """Codes minus their zero point, int32; and the range of a sum of that many."""
     assert x.quantization is not None
     low, high = (count * (bound - x.zero_point) for bound in (x.quantization.qmin, x.quantization.qmax))
     index = as_dtype(writer, x, "int32")
@@ -154,12 +156,12 @@ def _centered(writer: Writer, x: Value, count: int) -> tuple[Value, int, int]:
 
 
 def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> Value:
-    """Exact sums, int32, as codes: a table of those that are not beyond a bound of the output for every channel."""
+    """Exact int32 sums as codes, by a table of those that do not saturate for every channel."""
     tail = _tail(writer, node)
     facts, constants = kernels.attributes(writer.graph, node), writer.prepared[node.name]
 
     def codes(first: int, last: int) -> np.ndarray:
-        """Of every sum, (size, *tail)."""
+        """The codes of every sum, (size, *tail)."""
         sums = np.arange(first, last + 1, dtype=np.int64).astype(np.int32).reshape(-1, *(1,) * len(tail))
         given = jnp.asarray(np.broadcast_to(sums, (last - first + 1, *tail)))
         return np.asarray(finish([given], constants, facts))
@@ -168,8 +170,8 @@ def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> 
     channels, size = math.prod(tail), last - first + 1
     if channels * size > LARGEST:
         raise Unsupported(
-            f"a sum of {size} different values that is no average, or with {channels} factors behind it",
-            "No operator of TFLite computes it: divide by the number of elements, and put a quantizer behind",
+            f"a sum of {size} different values that is no average, or that {channels} factors follow",
+            "No operator of TFLite computes it: divide by the number of elements, and put a quantizer after it",
         )
     if first > low:
         total = combined(writer, "MAXIMUM", [total, writer.integers([first])])
@@ -177,11 +179,11 @@ def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> 
         total = combined(writer, "MINIMUM", [total, writer.integers([last])])
     table = np.moveaxis(codes(first, last), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - first).reshape(tail or (1,))
-    return _looked_up(writer, node, _plus(writer, total, offsets), table)
+    return _look_up(writer, node, _plus(writer, total, offsets), table)
 
 
 def _distinct(codes: Callable[[int, int], np.ndarray], low: int, high: int) -> tuple[int, int]:
-    """The sums of a monotone function but for those whose code is that of an end."""
+    """The sums of a monotone function, without those at each end that have the same code as the end."""
     found: list[int] = []
     for end, other in ((low, high), (high, low)):
         bound = codes(end, end)
@@ -215,11 +217,11 @@ def _plus(writer: Writer, index: Value, offsets: np.ndarray) -> Value:
     return writer.moved("ADD", [index, constant], index.shape, index.free, index)
 
 
-def _looked_up(writer: Writer, node: Node, index: Value, table: np.ndarray) -> Value:
+def _look_up(writer: Writer, node: Node, index: Value, table: np.ndarray) -> Value:
     dtype, quantization = writer.grid(node)
     if dtype == "int16" and writer.graph.target in MICRO:
         raise Unsupported(
-            f"{node.op} with an affine step behind it, on codes of 16 bits",
+            f"{node.op} that an affine step follows, on codes of 16 bits",
             "TFLite Micro looks up no tables of int16: put a quantizer between them, or use 8 bits",
         )
     held = writer.constant(table, dtype, quantization, f"{node.output}/table")

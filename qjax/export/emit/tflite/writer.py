@@ -1,7 +1,7 @@
 """Translates nodes to operators, with one lowering per operation.
 
-A lowering (`lowers`) is a function of the writer and the node. It returns the value that it computed. The last tensor
-that it makes gets the name of the node's output. Tensors and operators (`draft`), moves (`move_operators`) and clamps
+A lowering (`lowers`) is a function of the writer and the node that returns the computed value. The last tensor that it
+makes gets the name of the node's output. Tensors and operators (`draft`), moves (`move_operators`) and clamps
 (`clamping`) are methods of the writer.
 """
 
@@ -15,11 +15,11 @@ from qjax.support.errors import Unsupported
 Lowering = Callable[["Writer", Node], Value]
 
 LOWERINGS: dict[str, Lowering] = {}
-"""By operation of qjax."""
+"""Operation of qjax -> its lowering."""
 
 
 def lowers(op: str) -> Callable[[Lowering], Lowering]:
-    """Decorator: the function writes nodes of that operation."""
+    """Decorates the function that writes nodes of that operation."""
 
     def register(function: Lowering) -> Lowering:
         LOWERINGS[op] = function
@@ -29,10 +29,10 @@ def lowers(op: str) -> Callable[[Lowering], Lowering]:
 
 
 class Writer(Clamping):
-    """A draft that writes its graph."""
+    """A draft that is written from its graph."""
 
     def run(self) -> None:
-        """Write every node; what cannot be written is collected in `problems`."""
+        """Write every node; those that cannot be written are collected in `problems`."""
         for name in self.graph.inputs:
             self.values[name] = self.tensor_of(name, self.graph.tensors[name])
         for node in self.graph.nodes:
@@ -56,7 +56,7 @@ class Writer(Clamping):
             self.spans.append((first, len(self.file.operators)))
 
     def outputs(self) -> list[int]:
-        """The file's outputs; one that is an input, or there twice, is copied."""
+        """The file's outputs; an output that is an input, or occurs twice, is copied."""
         found: list[int] = []
         for name in self.graph.outputs:
             value = self.values[name]

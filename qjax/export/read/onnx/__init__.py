@@ -1,14 +1,15 @@
 """Reads pre-quantized .onnx models: QDQ, operators on codes (QLinearConv, ...), and qjax's own.
 
-What a group DequantizeLinear, operator, QuantizeLinear computes is decided by what ONNX Runtime makes of it at its
-default level of optimization: one operator on codes, with one rounding. What it leaves in floats is an error, because
-no integers give the bits of float sums; floats=True, or another target than ONNX Runtime, reads it as integers anyway.
+A group DequantizeLinear, operator, QuantizeLinear is read as what ONNX Runtime makes of it at its default level of
+optimization: one operator on codes, with one rounding. A group that ONNX Runtime computes in float is an error, because
+no integers reproduce the bits of float sums; floats=True, or another target than ONNX Runtime, reads it as integers
+anyway.
 
 The bits are ONNX Runtime's on x86 under options of the session, which the graph's metadata lists
 ("onnxruntime_session"): session.x64quantprecision=1 (products of uint8 and int8 without VNNI; the target
-onnxruntime_avx2 is the one without it), session.qdqisint8allowed=1 (int8 activations of QDQ models, which x86 else
-leaves in floats) and session.disable_double_qdq_remover=1 (it merges two neighbouring quantizers into one of another
-scale).
+onnxruntime_avx2 is the one without it), session.qdqisint8allowed=1 (int8 activations of QDQ models, which x86 otherwise
+computes in float) and session.disable_double_qdq_remover=1 (without it, two neighbouring quantizers are merged into one
+with another scale).
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ _HANDLERS = (
     "folding",
 )
 _SIZES = (251, 257)
-"""The two sizes used for a free batch: what differs between two readings follows it."""
+"""The two sizes used for a free batch; what differs between two readings depends on the batch."""
 
 DEFAULT = "onnxruntime"
 
@@ -56,11 +57,11 @@ def read(
 
     Args:
       data: the bytes of the file.
-      target: whose rounding the graph obeys; None: that of a file which qjax wrote, else "onnxruntime".
-      floats: whether to read as integers what ONNX Runtime adds up in floats; the graph's metadata lists it. None: only
-        for other targets than ONNX Runtime, whose bits are not at stake then.
-      metadata: whether to read a file that qjax wrote as the graph in its metadata, which must prove true; False reads
-        its operators alone, as those of any other file.
+      target: whose rounding the graph has; None: that of a file which qjax wrote, else "onnxruntime".
+      floats: whether to read as integers what ONNX Runtime adds up in float; the graph's metadata lists it. None: only
+        for other targets than ONNX Runtime, for which its bits do not matter.
+      metadata: whether to read a file that qjax wrote as the graph in its metadata, which is verified; False reads
+        only its operators, as those of any other file.
 
     Raises:
       ReadError: a damaged file, data in another file, or operators without a form in integers: one error for all.
@@ -90,7 +91,7 @@ def read(
 
 
 def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Graph:
-    """Under the target, but with its formulas of floats in the nodes that ONNX Runtime does not fuse."""
+    """The graph under the target, but with ONNX Runtime's float formulas in the nodes that it does not fuse."""
     made = assign(graph, target)
     if not in_floats or not target.name.startswith(DEFAULT):
         return made
@@ -139,7 +140,7 @@ def _is_free(model: Model) -> bool:
     """Whether the batch has no fixed size.
 
     Raises:
-      ReadError: other sizes are free as well; a graph has one.
+      ReadError: other sizes are free as well, but a graph only has one.
     """
     first = {port.dims[0] for port in model.inputs if port.dims and isinstance(port.dims[0], str)}
     symbols: dict[str, str] = {}

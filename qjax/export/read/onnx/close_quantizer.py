@@ -1,4 +1,6 @@
-"""From an operation on real numbers and its QuantizeLinear to nodes of the graph.
+"""Turns an operation on real numbers and its QuantizeLinear into nodes of the graph.
+
+    Conv, Relu, QuantizeLinear    ->    conv with an int32 bias, a clamp and the output's grid
 
 The nodes get their structure, codes, biases, counts and clamps here; `qjax.assign.retarget` adds the rule or the
 formula of a target, with its constants.
@@ -28,14 +30,14 @@ ACCUMULATOR = (-(2**30), 2**30 - 1)
 
 
 def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
-    """The nodes of an operation whose result has the parameters `grid`; returns the tensor `name`."""
+    """Write the nodes of an operation whose result has the parameters `grid`; returns the tensor `name`."""
     reasons = (*value.floats, *unfused(walk, value, grid))
     if value.op not in FLOAT_FORMULAS:
         walk.in_float(name, reasons)
     moves = list(value.moves)
     first = value.name
     if value.unchanged and moves and walk.draft.grid(value.inputs[0]).same(grid) and not _bounds(value, grid):
-        return _moved(walk, value.inputs[0], moves, name, grid)
+        return _write_moves(walk, value.inputs[0], moves, name, grid)
     if value.keepdims is not None and not _drops(value):
         moves.insert(0, Move("reshape", {"shape": list(value.keepdims)}, value.keepdims, value.name))
         first = walk.draft.fresh(f"{value.name}/{value.op}")
@@ -44,10 +46,10 @@ def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
     own = walk.name_for(first) if moves else name
     if value.op in FLOAT_FORMULAS and reasons:
         walk.in_formula.add(own)
-    return _moved(walk, _operation(walk, value, own, grid), moves, name, grid)
+    return _write_moves(walk, _operation(walk, value, own, grid), moves, name, grid)
 
 
-def _moved(walk: Walk, source: str, moves: list[Move], name: str, grid: Grid) -> str:
+def _write_moves(walk: Walk, source: str, moves: list[Move], name: str, grid: Grid) -> str:
     for index, move in enumerate(moves):
         own = name if index == len(moves) - 1 else walk.name_for(move.name)
         walk.draft.tensor(own, move.shape, grid)
@@ -76,12 +78,12 @@ def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
         draft.tensor(name, value.shape, grid)
         return draft.node(value.op, value.inputs, name, attributes, {**roles, **constants})
     if value.steps:
-        raise Unsupported(f"the steps behind {value.name!r} (a factor or an offset) have no form in integers here")
+        raise Unsupported(f"the steps after {value.name!r} (a factor or an offset) have no form in integers here")
     if value.unchanged:
         (source,) = value.inputs
         if not constants:
             walk.options["session.disable_double_qdq_remover"] = "1"
-        # QuantizeLinear directly behind DequantizeLinear, with the same parameters: at most a clamp remains.
+        # QuantizeLinear directly after DequantizeLinear, with the same parameters: at most a clamp remains.
         if draft.grid(source).same(grid) and constants:
             draft.tensor(name, value.shape, grid)
             return draft.node("clamp", value.inputs, name, {}, constants)
@@ -92,7 +94,7 @@ def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
 
 
 def _bounds(value: Pending, grid: Grid) -> dict[str, int]:
-    """The bounds of a clamp as codes, where they are narrower than the codes' range."""
+    """The bounds of a clamp as codes, if they are narrower than the range of the codes."""
     low, high = code_range(grid.dtype)
     found: dict[str, int] = {}
     if value.low is not None and grid.code(value.low) > low:
@@ -111,7 +113,7 @@ def _clamps(walk: Walk, value: Pending, name: str, grid: Grid) -> dict[str, str]
 
 
 def _in_layout(walk: Walk, value: Pending, name: str) -> Pending:
-    """A convolution whose kernel has its axes in the order that qjax's own metadata asks for."""
+    """A convolution whose kernel has its axes in the order that qjax's own metadata requires."""
     layout = walk.hints.layouts.get(name)
     if layout is None or value.kernel is None or value.product is None or not value.product.is_convolution:
         return value
@@ -133,7 +135,7 @@ def _weighted(walk: Walk, value: Pending, name: str, grid: Grid) -> dict[str, st
     codes, quantization = centred(weight, walk.pairs)
     if quantization.axes and quantization.axes[0] not in [w for _, w in channels]:
         raise Unsupported(
-            f"the weight {weight.name!r} has a scale along an axis that is summed: {quantization.axes[0]}"
+            f"the weight {weight.name!r} has different scales along axis {quantization.axes[0]}, which is summed"
         )
     full = quantization.scale.reshape([n if a in quantization.axes else 1 for a, n in enumerate(codes.shape)])
     s_w = weight_to_result(full, channels, rank)
@@ -194,8 +196,8 @@ def _bias(bias: Known | Weight, s_x: np.ndarray, s_w: np.ndarray, value: Pending
             raise Unsupported(
                 f"the bias {bias.name!r} has codes of type {bias.stored}: expected int32 without a zero point"
             )
-        # The runtime ignores the bias's scale and adds its codes. A very different scale means a different model, so
-        # refuse it.
+        # The runtime ignores the bias's scale and adds its codes. A very different scale means another model, so refuse
+        # it.
         if not np.allclose(scale, step, rtol=1e-4, atol=0):
             raise Unsupported(
                 f"the bias {bias.name!r} has the scale {scale.ravel()[:1]}; that of the input times that of the weight "
@@ -210,9 +212,9 @@ def _bias(bias: Known | Weight, s_x: np.ndarray, s_w: np.ndarray, value: Pending
 
 
 def centred(weight: Weight, pairs: bool) -> tuple[np.ndarray, Quantization]:
-    """Codes minus their zero points, as int8 where that holds them, and their quantization parameters.
+    """Codes minus their zero points, as int8 if they fit, and their quantization parameters.
 
-    pairs: the target sums products of uint8 and int8 in int16 pairs; a weight that is uint8 in the file is not such.
+    pairs: whether the target sums products of uint8 and int8 in int16 pairs; this does not apply to uint8 weights.
     """
     if weight.codes.dtype.name not in ("int8", "uint8", "int16", "uint16"):
         raise Unsupported(f"the weight {weight.name!r} has codes of type {weight.stored}")
@@ -243,7 +245,7 @@ def _scale(walk: Walk, tensor: str) -> np.float32:
 
 
 def accumulator(walk: Walk, value: Pending, name: str) -> str:
-    """The int32 tensor of a product of codes: a grid whose step is the accumulator's own."""
+    """The int32 tensor of a product of codes: its grid has the accumulator's own step."""
     scales = [walk.draft.grid(tensor).quantization.scale for tensor in value.inputs]
     step = np.float32(1)
     for scale in scales:
@@ -265,14 +267,14 @@ FLOAT_FORMULAS = {
     "multiply": "onnx_float_multiply",
     "window_sum": "onnx_float_average_pool",
 }
-"""What ONNX Runtime computes element by element where it fuses nothing: formulas that give its bits."""
+"""What ONNX Runtime computes element by element if it fuses nothing: formulas with its bits."""
 
 _PROPAGATED = ("Reshape", "Transpose", "MaxPool", "Slice", "Squeeze", "Unsqueeze", "Identity", "Dropout", "")
 """The operators past which its optimizer moves QuantizeLinear and DequantizeLinear."""
 
 
 def in_between(walk: Walk, value: Pending) -> list[str]:
-    """Which of the moves keep the optimizer from fusing what is on either side of them."""
+    """The moves that keep the optimizer from fusing what is on both sides of them."""
     known = _PROPAGATED if walk.model.opset >= 12 else tuple(by for by in _PROPAGATED if by != "MaxPool")
     return [f"{move.by} {move.name!r} has no quantizers of its own" for move in value.moves if move.by not in known]
 
@@ -297,7 +299,7 @@ def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
         if value.kernel.stored not in ("int8", "uint8"):
             found.append(f"its weight has {value.kernel.stored} codes")
         elif inputs[0] == "int8" and value.kernel.stored != "int8":
-            found.append("int8 codes meet a weight of uint8")
+            found.append("int8 codes are multiplied by a weight of uint8")
         if value.steps:
             found.append("a factor or an offset follows it")
     if any(kind not in ("int8", "uint8") for kind in (*inputs, grid.dtype)):
@@ -314,6 +316,6 @@ def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
 
 
 def real_pending(walk: Walk, value: Real, name: str) -> Pending:
-    """A value on a grid as an operation that changes nothing yet."""
+    """A value on a grid as an operation that does not change anything yet."""
     source = walk.plain(value)
     return Pending("rescale", name, walk.draft.shape(source), (source,), grid=walk.draft.grid(source), unchanged=True)

@@ -1,4 +1,4 @@
-"""The graph under construction: tensors whose grids become known as the walk meets their quantizers."""
+"""The graph under construction: tensors whose grids become known when the walk reaches their quantizers."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ class Grid:
 
     @property
     def quantization(self) -> Quantization:
-        """As the graph states it, one object per grid; a grid that nothing ever named maps codes to themselves."""
+        """The grid as the graph states it, one object per grid; one that nothing defined maps codes to themselves."""
         if self._quantization is None:
             scale = np.float32(1) if self.scale is None else self.scale
             low, high = code_range(self.dtype)
@@ -33,7 +33,7 @@ class Grid:
         return self._quantization
 
     def same(self, other: "Grid") -> bool:
-        """Whether codes mean the same on both."""
+        """Whether codes mean the same numbers on both."""
         return self is other or (self.key == other.key and self.scale is not None)
 
     @property
@@ -42,11 +42,11 @@ class Grid:
         return self.dtype, self.scale, self.zero_point
 
     def code(self, bound: float) -> int:
-        """The code of a real number, as QuantizeLinear makes it."""
+        """The code of a real number, as computed by QuantizeLinear."""
         return int(self.codes(np.float32(bound)))
 
     def codes(self, numbers: Any) -> NDArray[np.int32]:
-        """The same of an array of numbers."""
+        """The codes of an array of real numbers."""
         assert self.scale is not None
         bits = 16 if self.dtype.endswith("16") else 8
         spec = QSpec(bits, signed=self.dtype.startswith("int"), symmetric=False, narrow_range=False)
@@ -86,11 +86,11 @@ class Draft:
         return grid
 
     def fresh(self, name: str) -> str:
-        """A name of its own for a tensor that has no name in the file."""
+        """A unique name for a tensor that has no name in the file."""
         return self._names.free(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], grid: Grid | None, dtype: str | None = None) -> str:
-        """A tensor that is computed or fed."""
+        """A tensor that is computed or is an input."""
         if any(not 0 <= size <= MAX_DIMENSION for size in shape):
             raise ReadError(f"{name!r}: expected sizes from 0 to {MAX_DIMENSION}, got {list(shape)}.")
         if name in self.tensors:
@@ -101,7 +101,7 @@ class Draft:
     def constant(
         self, name: str, value: np.ndarray, quantization: Quantization | None = None, grid: Grid | None = None
     ) -> str:
-        """A tensor that carries data; the same data under the same name is one tensor."""
+        """A tensor with data; the same data under the same name is one tensor."""
         held = self.tensors.get(name)
         if held is not None and held.value is not None and _equal(held, value, quantization, grid):
             return name

@@ -65,28 +65,28 @@ def _numbers(value: Known) -> NDArray[np.float32]:
 def _offset(walk: Walk, node: OnnxNode, value: Pending, number: NDArray[np.float32], name: str) -> Pending:
     if value.kernel is not None and value.bias is None and not value.steps and not value.moves and value.low is None:
         axis = value.channel_axis
-        if value.high is None and number.shape and _along(number, axis, value.shape):
+        if value.high is None and number.shape and _varies_along(number, axis, value.shape):
             return value.replace(bias=Known(number.reshape(-1), name), floats=(*value.floats, "adds a float bias"))
     return _step(walk, value, "add", number)
 
 
-def _along(number: np.ndarray, axis: int, shape: tuple[int, ...]) -> bool:
-    """Whether numbers run along one axis of a shape, and that one only."""
+def _varies_along(number: np.ndarray, axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether numbers vary along one axis of a shape, and only along that one."""
     full = (1,) * (len(shape) - number.ndim) + number.shape
     return all(n == (shape[a] if a == axis else 1) for a, n in enumerate(full))
 
 
 def _step(walk: Walk, value: Pending, kind: str, number: NDArray[np.float32]) -> Pending:
     if value.cast or value.integers or value.moves or value.low is not None or value.high is not None:
-        raise Unsupported(f"an affine step behind a clamp or a reshape of {value.name!r} has no form in integers here")
+        raise Unsupported(f"an affine step after a clamp or a reshape of {value.name!r} has no form in integers here")
     if value.kernel is None:
-        raise Unsupported(f"its constant in floats meets {value.name!r}, which is no product with weights")
+        raise Unsupported(f"it combines a float constant with {value.name!r}, which is no product with weights")
     try:
         fits = np.broadcast_shapes(number.shape, value.shape) == value.shape
     except ValueError:
         fits = False
     axis = value.channel_axis
-    if not fits or (number.size > 1 and not _along(number, axis, value.shape)):
+    if not fits or (number.size > 1 and not _varies_along(number, axis, value.shape)):
         raise Unsupported("its constant is not one number per channel")
     return value.replace(steps=(*value.steps, (kind, number)))
 
@@ -95,7 +95,7 @@ def _step(walk: Walk, value: Pending, kind: str, number: NDArray[np.float32]) ->
 def _batch_norm(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     x, rest = first(node, inputs), inputs[1:]
     if len(rest) != 4 or node.get("training_mode", 0) or not isinstance(x, Pending):
-        raise Unsupported("only folds behind a product with weights, in inference mode")
+        raise Unsupported("only folds after a product with weights, in inference mode")
     numbers = [value.value.astype(np.float64) for value in rest if isinstance(value, Known)]
     channels = x.shape[1] if len(x.shape) > 1 else 0
     if len(numbers) != 4 or any(n.shape != (channels,) for n in numbers):
@@ -135,7 +135,7 @@ def _pair(walk: Walk, node: OnnxNode, left: Real, right: Real, op: str, attribut
 
 
 def aligned(walk: Walk, name: str, rank: int) -> str:
-    """The tensor with leading axes of 1, as the graph's operations ask for operands of one rank."""
+    """The tensor with leading axes of size 1, because the graph's operations need operands of one rank."""
     shape, draft = walk.draft.shape(name), walk.draft
     if len(shape) == rank:
         return name
@@ -190,7 +190,7 @@ def _clamped(walk: Walk, node: OnnxNode, x: Value, low: float | None, high: floa
     highs = [bound for bound in (x.high, high) if bound is not None]
     found_low, found_high = max(lows, default=None), min(highs, default=None)
     if found_low is not None and found_high is not None and found_low > found_high:
-        raise Unsupported("its bounds leave nothing of those before it")
+        raise Unsupported("this clip excludes every value that the previous clip allows")
     if x.name == x.last_name and not x.moves and x.op != "input":
         return x.replace(low=found_low, high=found_high, name=node.outputs[0], names=(*x.names, x.name))
     return x.replace(low=found_low, high=found_high, names=(*x.names, node.outputs[0]))
@@ -214,7 +214,7 @@ def _max_pool(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def _pool(walk: Walk, node: OnnxNode, x: Value) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...] | None]:
-    """Attributes and shape of a pool over the tensor as it is stored, and the transpose that then comes behind."""
+    """Attributes and shape of a pool over the tensor as it is stored, and the transpose that follows it."""
     shape = walk.shape(x)
     if len(shape) < 3:
         raise ReadError(f"{node.title}: expected at least three axes, got {list(shape)}.")
@@ -256,7 +256,7 @@ def _average_pool(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
             for size, places, k, stride, (low, _), dilation in rows
         )
         if (counts <= 0).any():
-            raise Unsupported("has windows of padding alone")
+            raise Unsupported("has windows that consist of padding only")
         if counts.min() == counts.max():
             count = np.asarray(counts.max(), np.int32)
         else:
@@ -316,7 +316,7 @@ def _concat(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if any(value is None for value in inputs) or "axis" not in node.attributes:
         raise ReadError(f"{node.title}: expected operands and an axis.")
     if all(isinstance(value, Codes) for value in inputs):
-        return [_joined(walk, node, [value for value in inputs if isinstance(value, Codes)])]
+        return [_concatenate_codes(walk, node, [value for value in inputs if isinstance(value, Codes)])]
     parts = tuple(walk.real(value, f"its input {index}") for index, value in enumerate(inputs))
     shapes = [walk.shape(part) for part in parts]
     axis, shape = _concatenated(node, shapes)
@@ -329,7 +329,7 @@ def _concat(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """Codes side by side, each requantized to the output's parameters first if it has others."""
+    """Concatenated codes, each requantized to the output's parameters first if it has others."""
     draft = walk.draft
     inputs: list[str] = []
     for index, part in enumerate(value.parts):
@@ -347,18 +347,20 @@ def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dic
     return draft.node("clamp", (joined,), name, {}, clamps)
 
 
-def _joined(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
-    """Codes side by side, unchanged: they must have the same quantization parameters."""
+def _concatenate_codes(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
+    """Concatenated codes, unchanged, which must have the same quantization parameters."""
     draft = walk.draft
     grids = [draft.grid(value.tensor) for value in values]
     known = next((grid for grid in grids if grid.scale is not None), None)
     if known is None:
-        raise Unsupported("joins codes whose scale and zero point no quantizer gives")
+        raise Unsupported("concatenates codes whose scale and zero point no quantizer defines")
     for value, grid in zip(values, grids, strict=True):
         if grid.scale is None:
             grid.scale, grid.zero_point = known.scale, known.zero_point
         if not grid.same(known):
-            raise Unsupported(f"joins codes of two grids ({value.tensor!r} stands on another than the first)")
+            raise Unsupported(
+                f"concatenates codes of two grids ({value.tensor!r} has another scale or zero point than the first)"
+            )
     axis, shape = _concatenated(node, [draft.shape(value.tensor) for value in values])
     draft.tensor(node.outputs[0], shape, known)
     inputs = tuple(value.tensor for value in values)
@@ -370,6 +372,6 @@ def _concatenated(node: OnnxNode, shapes: list[tuple[int, ...]]) -> tuple[int, t
     axis = axis_of(node, node.get("axis", 0), rank)
     rests = {(len(shape), *shape[:axis], *shape[axis + 1 :]) for shape in shapes}
     if len(rests) != 1:
-        raise ReadError(f"{node.title}: {[list(shape) for shape in shapes]} do not fit side by side.")
+        raise ReadError(f"{node.title}: {[list(shape) for shape in shapes]} cannot be concatenated.")
     total = sum(shape[axis] for shape in shapes)
     return axis, tuple(total if a == axis else n for a, n in enumerate(shapes[0]))

@@ -1,4 +1,6 @@
-"""Operators whose inputs are all constant, and Shape: exporters compute the shapes of reshapes with them.
+"""Folds operators whose inputs are all constant, and Shape, with which exporters compute the shapes of reshapes.
+
+    Shape(x) -> Gather(0) -> Concat(-1)    ->    the constant [8, -1]
 
 The numbers are few, and no result is larger than `MAX_ELEMENTS` unless one of the operands is.
 """
@@ -31,7 +33,7 @@ def _constant(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
             return [Known(np.asarray(value, np.float32), node.outputs[0])]
         if key in ("value_int", "value_ints"):
             return [Known(np.asarray(value, np.int64), node.outputs[0])]
-    raise Unsupported("holds no numbers")
+    raise Unsupported("contains no numbers")
 
 
 @handles("Shape")
@@ -166,14 +168,14 @@ def _fold(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         raise Unsupported("has no form in integers here")
     values = [value.value for value in known]
     if node.op in ("Gather", "Concat") and sum(value.size for value in values) > MAX_ELEMENTS:
-        raise Unsupported("puts large constants together; fold them before (onnxsim, onnxoptimizer)")
+        raise Unsupported("combines large constants; fold them first (onnxsim, onnxoptimizer)")
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(_FUNCTIONS[node.op](node, *values))
     except (ValueError, IndexError, TypeError, OverflowError) as error:
         if isinstance(error, (ReadError, Unsupported)):
             raise
-        raise ReadError(f"{node.title}: its constants do not fit together: {error}") from None
+        raise ReadError(f"{node.title}: its constants do not match: {error}") from None
     if found.ndim > MAX_RANK or (found.size > MAX_ELEMENTS and node.op not in _LARGE):
         raise ReadError(f"{node.title}: a constant of shape {list(found.shape)} is too large.")
     if node.op in ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten"):

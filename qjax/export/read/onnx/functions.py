@@ -1,7 +1,9 @@
-"""Float functions of one variable between two quantizers: tables of codes.
+"""Reads float functions of one variable between two quantizers, as tables of codes.
 
-Their codes are ONNX Runtime's own (`runtime_tables`). Where another target's bits are wanted, or floats are allowed,
-the table is that of the real function instead, correctly rounded, as a model that was trained with qjax has it.
+    DequantizeLinear, Sigmoid, Mul, QuantizeLinear    ->    one table of 256 codes
+
+Their codes are ONNX Runtime's own (`runtime_tables`). For another target, or if floats are allowed, the table is that
+of the real function instead, correctly rounded, as in a model that was trained with qjax.
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ def _leaky(node: OnnxNode) -> Steps:
 
 
 def slope(alpha: float) -> Steps:
-    """x where it is not negative, else alpha x."""
+    """x if it is not negative, else alpha x."""
     return [("mul", (0, _n(alpha))), ("ge", (0, _n(0))), ("select", (2, 1, 0))]
 
 
@@ -119,7 +121,7 @@ FORMS: dict[str, Callable[[OnnxNode], Steps]] = {
     "Reciprocal": lambda node: [("div", (_n(1), 0))],
     "ThresholdedRelu": _thresholded,
 }
-"""Operator -> the steps of an `Expression` of the value before it."""
+"""Operator -> a function from its node to the steps of an `Expression`."""
 
 
 @handles(*FORMS)
@@ -151,12 +153,12 @@ def _with_a_number(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float | None) -> Pending:
-    """The function of a value on a grid, or of one that is a function of such a value already."""
+    """The function of a value on a grid, or of one that is already a function of such a value."""
     numbers = {key: value for key, value in sorted(node.attributes.items()) if isinstance(value, (int, float, str))}
     own = Step(node.op, node.domain, tuple(numbers.items()), constant)
     if isinstance(x, Pending) and x.write is written and x.low is None and x.high is None and not x.moves:
         before: Steps = x.attributes["steps"]
-        shifted = [(name, tuple(_behind(o, len(before)) for o in operands)) for name, operands in steps]
+        shifted = [(name, tuple(_shift_operand(o, len(before)) for o in operands)) for name, operands in steps]
         known = {"steps": [*before, *shifted], "chain": (*x.attributes["chain"], own)}
         return x.replace(attributes=known, name=node.outputs[0], names=(*x.names, x.name))
     source = walk.real(x)
@@ -170,31 +172,31 @@ def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float 
     return found.replace(moves=(move,))
 
 
-def _behind(operand: Operand, count: int) -> Operand:
+def _shift_operand(operand: Operand, count: int) -> Operand:
     """An operand of a step that follows `count` others, whose last value is its variable."""
     return operand if type(operand) is not int else operand + count
 
 
 def written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """The node, with ONNX Runtime's table where that is asked for."""
+    """Write the node, with ONNX Runtime's table if that is requested."""
     (source,) = value.inputs
     own = walk.draft.grid(source)
     expression = Expression(tuple(value.attributes["steps"]))
     low, high = code_range(own.dtype)
     constants: dict[str, str] = {}
     if not walk.floats:
-        codes = _asked(walk, value, own, grid)
-        expression = _kept(expression, codes, own, grid)
+        codes = _ask_runtime(walk, value, own, grid)
+        expression = _hide_name(expression, codes, own, grid)
         constants["table"] = walk.draft.constant(f"{name}/table", codes)
     walk.draft.tensor(name, value.shape, grid)
     attributes: dict[str, Any] = {"expression": expression.to_json(), "range": [low, high]}
     return walk.draft.node("table", (source,), name, attributes, {**constants, **clamps})
 
 
-def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
+def _ask_runtime(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
     if not runtime_tables.is_installed():
         raise Unsupported(
-            "ONNX Runtime computes it in floats, and only it knows the last bits: pip install onnxruntime; or "
+            "ONNX Runtime computes it in float, and only running it shows the last bits: pip install onnxruntime; or "
             "read(..., floats=True), which rounds the real function"
         )
     chain: tuple[Step, ...] = value.attributes["chain"]
@@ -208,18 +210,18 @@ def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
         raise Unsupported(str(error)) from None
     if found.codes is None:
         raise Unsupported(
-            "ONNX Runtime gives equal codes different results by their place in the tensor; read(..., floats=True) "
-            "rounds the real function"
+            "ONNX Runtime computes different results for equal codes, by their position in the tensor; read(..., "
+            "floats=True) rounds the real function"
         )
     if found.option is not None:
         walk.options[found.option] = "1"
     return found.codes
 
 
-def _kept(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
-    """The function under a name that no target looks up, where the runtime's codes are not the correctly rounded ones.
+def _hide_name(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
+    """The function under a name that no target looks up, if the runtime's codes are not the correctly rounded ones.
 
-    Of the named functions a target knows its own table; ONNX Runtime's is meant to be the correctly rounded one.
+    For named functions a target uses its own table, and that of ONNX Runtime counts as the correctly rounded one.
     """
     if expression.bare not in FUNCTIONS:
         return expression

@@ -1,4 +1,4 @@
-"""What ONNX has no place for, as JSON in the model's metadata_props under the key "qjax".
+"""Hints: what ONNX has no field for, as JSON in the model's metadata_props under the key "qjax".
 
     {"version": 10, "target": "onnxruntime", "quantization": "division",
      "names": {NAME IN THE FILE: TENSOR OF THE GRAPH},
@@ -38,7 +38,7 @@ class Hints:
 
 
 def hints_of(metadata: Mapping[str, str]) -> Hints:
-    """The hints of a model; none where it has none. Raises ReadError for JSON that is not as described."""
+    """The hints of a model; empty if it has none. Raises ReadError for JSON that is not as described."""
     if METADATA not in metadata:
         return Hints()
     where = f"The model's metadata {METADATA!r}"
@@ -56,14 +56,14 @@ def hints_of(metadata: Mapping[str, str]) -> Hints:
         isinstance(chosen.get(key, {}), dict) for key in ("names", "layouts", "ranges", "locations", "metadata")
     )
     if not strings or not tables:
-        raise ReadError(f"{where}: a field is of another kind than expected.")
+        raise ReadError(f"{where}: a field has another type than expected.")
     for key, kind in (("names", str), ("locations", str)):
         if not all(isinstance(value, kind) for value in chosen.get(key, {}).values()):
-            raise ReadError(f"{where}: {key} maps names to other than text.")
+            raise ReadError(f"{where}: {key}: expected names mapped to text.")
     for key in ("layouts", "ranges"):
         for value in chosen.get(key, {}).values():
             if not isinstance(value, list) or not all(type(n) is int for n in value):
-                raise ReadError(f"{where}: {key} maps names to other than lists of whole numbers.")
+                raise ReadError(f"{where}: {key}: expected names mapped to lists of whole numbers.")
     return Hints(**chosen)
 
 
@@ -71,24 +71,24 @@ _WHERE = f"The model's metadata {METADATA!r}"
 
 
 def annotated(graph: Graph, hints: Hints) -> Graph:
-    """The graph with the names, ranges, places and metadata of the hints.
+    """The graph with the names, ranges, locations and metadata of the hints.
 
     Raises:
-      ReadError: names that are not unique then, a name that no tensor has, a range that is wider than the codes'.
+      ReadError: the names are then not unique, a name belongs to no tensor, or a range is wider than the codes'.
     """
     if hints.quantization is not None and hints.quantization not in INPUT_QUANTIZATIONS:
         raise ReadError(f"{_WHERE}: unknown quantization {hints.quantization!r}.")
     return check_integer(
-        _renamed(graph, hints).replace(
+        _rename_tensors(graph, hints).replace(
             metadata=graph.metadata if hints.metadata is None else hints.metadata,
             quantization=hints.quantization or graph.quantization,
-            quantized=None if graph.quantized is None else _renamed(graph.quantized, hints),
+            quantized=None if graph.quantized is None else _rename_tensors(graph.quantized, hints),
         )
     )
 
 
-def _renamed(graph: Graph, hints: Hints) -> Graph:
-    """The graph with the names, ranges and places of the hints."""
+def _rename_tensors(graph: Graph, hints: Hints) -> Graph:
+    """The graph with the names, ranges and locations of the hints."""
     tensors: dict[str, Tensor] = {}
     for held in graph.tensors.values():
         name, span = hints.names.get(held.name, held.name), hints.ranges.get(held.name)

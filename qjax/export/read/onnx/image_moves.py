@@ -1,4 +1,4 @@
-"""Resize to the nearest element, DepthToSpace and SpaceToDepth: moves of codes on the axes of an image."""
+"""Resize to the nearest element, DepthToSpace and SpaceToDepth, as moves of codes on the axes of an image."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ _MOST_PLACES = 2**16
 
 
 def _steps(walk: Walk, node: OnnxNode, x: Value, steps: list[tuple[str, dict[str, Any], list[int]]]) -> Value:
-    """Moves one after the other; the last one has the node's name."""
+    """Apply moves one after the other; the last one has the node's name."""
     for index, (op, attributes, shape) in enumerate(steps):
         own = node.outputs[0] if index == len(steps) - 1 else walk.draft.fresh(f"{node.outputs[0]}/{op}{index}")
         x = moved(walk, dataclasses.replace(node, outputs=(own,)), x, op, attributes, shape)
@@ -67,7 +67,7 @@ def _resize(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if node.get("mode", "nearest", str) != "nearest":
         raise Unsupported("interpolates in floats; only the nearest element is read")
     axes = node.ints("axes") or list(range(len(shape)))
-    scales, sizes = _wanted(node, inputs, shape, axes)
+    scales, sizes = _read_sizes(node, inputs, shape, axes)
     for axis in range(len(shape)):
         if sizes[axis] == shape[axis] and scales[axis] == 1:
             continue
@@ -77,15 +77,15 @@ def _resize(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     return [x]
 
 
-def _wanted(
+def _read_sizes(
     node: OnnxNode, inputs: Inputs, shape: tuple[int, ...], axes: list[int]
 ) -> tuple[list[np.float32], list[int]]:
-    """Per axis the scale and the size of the result."""
+    """For each axis the scale and the size of the result."""
     if node.get("keep_aspect_ratio_policy", "stretch", str) != "stretch":
         raise Unsupported("chooses sizes by the aspect ratio")
     scales, sizes = [np.float32(1)] * len(shape), list(shape)
     wanted = known_ints(node, inputs, 3) if len(inputs) > 3 else None
-    # Upsample and the first version of Resize have no region of interest.
+    # Upsample and the first version of Resize have no input for the region of interest.
     place = 1 if node.op == "Upsample" or len(inputs) == 2 else 2
     given = inputs[place] if len(inputs) > place else None
     if wanted is None and not isinstance(given, Known):
@@ -108,7 +108,7 @@ def _wanted(
 
 
 def _nearest(node: OnnxNode, before: int, after: int, scale: np.float32) -> NDArray[np.int64]:
-    """The element of the input that each of the result is, each step in float32 as ONNX Runtime takes it."""
+    """For each element of the result, the element of the input, with each step in float32 as in ONNX Runtime."""
     kind = node.get("coordinate_transformation_mode", "half_pixel", str)
     if node.op == "Upsample":
         kind = "asymmetric"
@@ -141,7 +141,7 @@ def _nearest(node: OnnxNode, before: int, after: int, scale: np.float32) -> NDAr
 
 
 def _repeated(walk: Walk, node: OnnxNode, x: Value, axis: int, places: NDArray[np.int64]) -> Value:
-    """Every element several times, where that is what the places say; else a choice of elements."""
+    """Repeat every element several times if that is what the indices mean; otherwise select elements."""
     shape = list(walk.shape(x))
     times = places.size // max(shape[axis], 1)
     if times < 1 or not np.array_equal(places, np.repeat(np.arange(shape[axis]), times)):

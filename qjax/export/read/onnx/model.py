@@ -1,7 +1,7 @@
-"""A ModelProto as plain, checked data: nodes in order, functions inlined, initializers decoded when asked for.
+"""A ModelProto as plain, checked data: nodes in order, functions inlined, initializers decoded on demand.
 
 Everything in the file is distrusted. Names are resolved and unique, sizes bounded, nothing outside of the file is
-opened, and the inlining of functions ends.
+opened, and the inlining of functions terminates.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from qjax.export.read.onnx.values import Known
 
 MAX_NODES = 50_000
 MAX_NAME = 1_024
-"""Every node of an inlined function has the names of all its calls before its own."""
+"""The longest name; every node of an inlined function has the names of all its calls before its own."""
 MAX_DEPTH = 32
 _STANDARD = ("", "ai.onnx")
 
@@ -38,17 +38,17 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     metadata: Mapping[str, str]
     kinds: Mapping[str, int]
-    """Of the attributes, as `AttributeProto.type` numbers them."""
+    """The types of the attributes, as `AttributeProto.type` numbers them."""
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """The node's name in messages."""
         kind = self.op if not self.domain else f"{self.domain}.{self.op}"
         name = self.name or (self.outputs[0] if self.outputs else "")
         return f"{kind} {_short(name)!r}"
 
     def get(self, key: str, default: Any, kind: type | tuple[type, ...] = int) -> Any:
-        """An attribute of the type given, or the default."""
+        """An attribute of the given type, or the default."""
         value = self.attributes.get(key, default)
         if value is default:
             return value
@@ -95,7 +95,7 @@ class Model:
 
 
 def parse(data: bytes) -> Any:
-    """The ModelProto of a file. Raises ReadError where the bytes are none."""
+    """The ModelProto of a file. Raises ReadError if the bytes are none."""
     onnx: Any = importlib.import_module("onnx")
     message: Any = importlib.import_module("google.protobuf.message")
     try:
@@ -111,11 +111,11 @@ def model_of(proto: Any) -> Model:
     """The checked model."""
     graph = proto.graph
     if len(proto.graph.sparse_initializer):
-        raise ReadError("the model holds sparse initializers, which have no place in a graph. Store them densely.")
+        raise ReadError("the model contains sparse initializers, which a graph cannot represent. Store them densely.")
     initializers: dict[str, Any] = {}
     for tensor in graph.initializer:
         if not tensor.name or tensor.name in initializers:
-            raise ReadError(f"initializer {_short(tensor.name)!r}: expected a name of its own.")
+            raise ReadError(f"initializer {_short(tensor.name)!r}: expected a unique name.")
         initializers[_checked(tensor.name)] = tensor
     inputs = [_port(info) for info in graph.input if info.name not in initializers]
     nodes = _Inliner(proto).nodes(graph.node)
@@ -123,12 +123,12 @@ def model_of(proto: Any) -> Model:
     opsets = {("" if o.domain in _STANDARD else o.domain): int(o.version) for o in proto.opset_import}
     for domain in {node.domain for node in nodes} - opsets.keys():
         if not any(domain in map(_domain, (o.domain for o in f.opset_import)) for f in proto.functions):
-            raise ReadError(f"the model imports no opset of the domain {domain!r}, which its operators are of.")
-    types = {port.name: f"tensor({_named(port.type)})" for port in inputs}
-    types |= {name: f"tensor({_named(tensors.type_name(t.data_type))})" for name, t in initializers.items()}
+            raise ReadError(f"the model has operators of the domain {domain!r}, but imports no opset of it.")
+    types = {port.name: f"tensor({_schema_type(port.type)})" for port in inputs}
+    types |= {name: f"tensor({_schema_type(tensors.type_name(t.data_type))})" for name, t in initializers.items()}
     metadata = _metadata(proto)
     outputs = tuple(_port(info) for info in graph.output)
-    made = {port.name: f"tensor({_named(port.type)})" for port in outputs}
+    made = {port.name: f"tensor({_schema_type(port.type)})" for port in outputs}
     check_nodes(nodes, types, made, opsets.get("", 1), proto.ir_version)
     if not outputs:
         raise ReadError("the model has no outputs.")
@@ -136,7 +136,7 @@ def model_of(proto: Any) -> Model:
     return Model(tuple(nodes), initializers, tuple(inputs), outputs, metadata, opsets.get("", 1), producer)
 
 
-def _named(kind: str) -> str:
+def _schema_type(kind: str) -> str:
     """A type as the schemas of ONNX call it."""
     return {"float32": "float", "float64": "double"}.get(kind, kind)
 
@@ -182,7 +182,7 @@ def _check_names(initializers: Mapping[str, Any], inputs: list[Port], nodes: lis
 
 
 class _Inliner:
-    """The nodes of a graph with the bodies of the model's own functions in place of their calls."""
+    """Replaces calls of the model's own functions by their bodies."""
 
     def __init__(self, proto: Any) -> None:
         self.functions: dict[tuple[str, str, str], Any] = {}
@@ -305,7 +305,7 @@ def _metadata(proto: Any) -> dict[str, str]:
 
 
 def _text_of(value: str | bytes) -> str:
-    """Protobuf gives bytes where a text is not UTF-8."""
+    """A text; protobuf returns bytes if it is not UTF-8."""
     if isinstance(value, bytes):
         raise ReadError(f"expected names in UTF-8, got {value[:40]!r}: the model is damaged.")
     return value

@@ -1,7 +1,7 @@
 """Operators that move codes: reshapes, transposes, slices, pads, maxima, lookups. They commute with quantizers.
 
 On codes each becomes a node at once. After DequantizeLinear it waits for QuantizeLinear and then has its name. A
-transpose may become part of the layout of its neighbour instead.
+transpose may instead become part of the layout of its neighbour.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, A
     """The result of a node that moves codes."""
     move = Move(op, attributes, tuple(shape), node.outputs[0], node.op)
     if isinstance(x, Codes):
-        return _on_codes(walk, x, move)
+        return _move_codes(walk, x, move)
     if isinstance(x, Real):
         x = real_pending(walk, x, node.outputs[0])
     if isinstance(x, FloatInput):
@@ -36,7 +36,7 @@ def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, A
     return x.replace(moves=(*x.moves, move))
 
 
-def _on_codes(walk: Walk, x: Codes, move: Move) -> Codes:
+def _move_codes(walk: Walk, x: Codes, move: Move) -> Codes:
     entry = walk.draft.tensors[x.tensor]
     if entry.grid is None and move.filling != "none":
         raise Unsupported("works on indices where codes are expected")
@@ -45,7 +45,7 @@ def _on_codes(walk: Walk, x: Codes, move: Move) -> Codes:
 
 
 def first(node: OnnxNode, inputs: Inputs) -> Value:
-    """The first input, which must be there."""
+    """The first input, which must exist."""
     if not inputs or inputs[0] is None:
         raise ReadError(f"{node.title}: expected an input.")
     return inputs[0]
@@ -64,7 +64,7 @@ def known_ints(node: OnnxNode, inputs: Inputs, index: int, key: str | None = Non
 def axis_of(node: OnnxNode, axis: int, rank: int) -> int:
     """A possibly negative axis as a position."""
     if not -rank <= axis < rank:
-        raise ReadError(f"{node.title}: axis {axis} is none of {rank} axes.")
+        raise ReadError(f"{node.title}: axis {axis} does not exist, there are {rank} axes.")
     return axis % rank
 
 
@@ -152,14 +152,14 @@ def _transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         total = tuple(before[axis] for axis in order)
         return [Real(x.tensor, None if total == tuple(range(len(shape))) else total, name)]
     if isinstance(x, Pending):
-        absorbed = _absorbed(x, order)
+        absorbed = _absorb_transpose(x, order)
         if absorbed is not None:
             return [absorbed]
     return [moved(walk, node, x, "transpose", {"permutation": order}, [shape[axis] for axis in order])]
 
 
-def _absorbed(x: Pending, order: list[int]) -> Pending | None:
-    """The operation with its result's axes in another order, where its layout can say so."""
+def _absorb_transpose(x: Pending, order: list[int]) -> Pending | None:
+    """The operation with its result's axes in another order, if its layout can express that."""
     last = x.moves[-1] if x.moves else None
     before = ops.get(last.op).permutation(last.attributes) if last is not None else None
     if before is not None:
@@ -242,7 +242,7 @@ def _pad(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         elif isinstance(inputs[2], Known) and inputs[2].value.size == 1:
             value = float(inputs[2].value.reshape(()))
         else:
-            raise Unsupported("pads with what is no constant")
+            raise Unsupported("pads with a number that is not constant")
     if isinstance(x, Codes):
         grid = walk.draft.grid(x.tensor)
         if grid.scale is None and value == 0 and grid.dtype.startswith("int"):

@@ -151,7 +151,7 @@ def _cast(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if isinstance(x, Pending) and x.integers and to in (1, 10):
         return [x.replace(integers=False, cast=True, floats=(*x.floats, "the accumulator becomes a float"))]
     if isinstance(x, Codes):
-        # Indices stay integers.
+        # Indices remain integers.
         if to in (6, 7) and walk.draft.tensors[x.tensor].grid is None:
             return [x]
         kinds = {"int8": (2, "uint8"), "uint8": (3, "int8")}
@@ -165,7 +165,7 @@ def _cast(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def scaled(value: Pending, factor: np.ndarray, s_x: np.float32) -> Pending:
-    """A product of codes behind a Cast, times the scale of its accumulator."""
+    """A product of codes after a Cast, times the scale of its accumulator."""
     assert value.kernel is not None
     weight = value.kernel
     scale = (factor.astype(np.float32).reshape(-1) / s_x).astype(np.float32)

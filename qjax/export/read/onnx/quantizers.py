@@ -83,7 +83,7 @@ def dequantized(walk: Walk, x: Value, scale: Value | None, zero_point: Value | N
 
 
 def moved_codes(walk: Walk, tensor: str, name: str) -> Codes:
-    """Codes of int8 as uint8 or the other way round, on the grid whose zero point moves with them."""
+    """Codes of int8 as uint8 or the other way round, on a grid whose zero point is shifted with them."""
     grid = walk.draft.grid(tensor)
     assert grid.scale is not None
     kind, step = ("uint8", 128) if grid.dtype == "int8" else ("int8", -128)
@@ -92,18 +92,18 @@ def moved_codes(walk: Walk, tensor: str, name: str) -> Codes:
 
 
 def shifted(walk: Walk, x: Wrapped, number: Known, name: str) -> Value:
-    """Codes behind a Cast, plus half the range of their type."""
+    """Codes after a Cast, plus half the range of their type."""
     half = 128 if x.type == "uint8" else -128
     if x.shifted or number.type != x.type or number.value.size != 1 or int(number.value.reshape(())) != half:
         raise Unsupported("casts codes or numbers")
     if walk.draft.grid(x.tensor).scale is not None:
         return moved_codes(walk, x.tensor, name)
-    # The reader of the codes states their quantization parameters.
+    # The reader of the codes defines their quantization parameters.
     return dataclasses.replace(x, shifted=True)
 
 
 def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> None:
-    """State the quantization parameters of codes, or check them against those known."""
+    """Set the quantization parameters of codes, or check that they equal the known ones."""
     grid = walk.draft.grid(tensor)
     if grid.dtype not in CODES[:4]:
         raise Unsupported(f"reads codes of {grid.dtype}; 8 or 16 bits are expected")
@@ -111,7 +111,7 @@ def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> No
         grid.scale, grid.zero_point = scale, zero_point
     elif (grid.scale, grid.zero_point) != (scale, zero_point):
         raise Unsupported(
-            f"reads the codes {tensor!r} with scale {scale} and zero point {zero_point}; they were made with "
+            f"reads the codes {tensor!r} with scale {scale} and zero point {zero_point}, but they were quantized with "
             f"{grid.scale} and {grid.zero_point}"
         )
 
@@ -119,12 +119,12 @@ def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> No
 def quantized(
     walk: Walk, x: Value, scale: Value | None, zero_point: Value | None, kind: str, axis: int, name: str
 ) -> Value:
-    """Codes of real numbers; kind: their type where no zero point tells it."""
+    """Codes of real numbers; kind: their type if no zero point defines it."""
     if isinstance(x, Known):
         return _constant(x, scale, zero_point, kind, axis, name)
     s, z, stored = parameters(scale, zero_point, kind)
     if stored not in CODES[:4]:
-        raise Unsupported(f"makes codes of type {stored}; int8, uint8, int16 or uint16 are expected")
+        raise Unsupported(f"returns codes of type {stored}; int8, uint8, int16 or uint16 are expected")
     grid = Grid(stored, np.float32(s), int(z))
     if isinstance(x, Pending) and x.op == "input":
         fed = quantized(walk, FloatInput(x.name, x.shape), scale, zero_point, kind, axis, x.name)
@@ -146,7 +146,7 @@ def quantized(
     elif isinstance(x, Weight):
         x = real_pending(walk, Real(walk.constant(x)), name)
     if not isinstance(x, Pending) or x.integers:
-        raise Unsupported("quantizes what holds codes or integers already")
+        raise Unsupported("quantizes codes or integers")
     return Codes(finish(walk, x, name, grid))
 
 
@@ -177,7 +177,7 @@ def parameters(
     """Scale, zero point and the type of the codes; both () per tensor, or vectors along an axis of a constant.
 
     Args:
-      rank, axis, size: of a constant, whose scales may run along an axis; None: one scale for all.
+      rank, axis, size: of a constant, whose scales may vary along an axis; None: one scale for all.
     """
     if not isinstance(scale, Known) or not (zero_point is None or isinstance(zero_point, Known)):
         raise Unsupported("its scale or zero point is not a constant")
@@ -205,8 +205,8 @@ def parameters(
 # ---------------------------------------------------------------------------- operators on codes
 
 
-def _on_codes(walk: Walk, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
-    """DequantizeLinear of the operands, the float operator, QuantizeLinear."""
+def _read_on_codes(walk: Walk, node: OnnxNode, inputs: list[Value | None]) -> list[Value]:
+    """Read it as DequantizeLinear of the operands, the float operator, QuantizeLinear."""
     op = ON_CODES[node.domain, node.op]
     if op.variadic:
         if len(inputs) < 5 or len(inputs) % 3 != 2:
@@ -246,11 +246,11 @@ def _operand(walk: Walk, node: OnnxNode, three: list[Value | None], axis: int) -
 
 
 for _domain, _name in ON_CODES:
-    handles(_name, domain=_domain)(_on_codes)
+    handles(_name, domain=_domain)(_read_on_codes)
 
 
 def integer_operand(walk: Walk, x: Value | None, zero_point: Value | None, axis: int) -> Any:
-    """An operand of MatMulInteger or ConvInteger: with a scale of 1, unless a quantizer gave its own."""
+    """An operand of MatMulInteger or ConvInteger: with a scale of 1, unless a quantizer defined its own."""
     if isinstance(x, Known):
         one = Known(np.asarray(1, np.float32))
         if isinstance(zero_point, Known) and zero_point.value.size > 1:

@@ -1,8 +1,8 @@
 """The result of every code between DequantizeLinear and QuantizeLinear, computed by ONNX Runtime itself.
 
 A float function of one variable has as many results as its input has codes. The last bits of a runtime's exp or erf
-depend on its build, so they are not modelled: a model of that one function, built here from checked numbers, is run
-over all codes once, if the package onnxruntime is installed.
+depend on its build, so they are not modelled. Instead a model of that one function, built here from checked numbers, is
+run over all codes once, if the package onnxruntime is installed.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from qjax.export.read.onnx.tensors import code_range
 INT8_OPTION = "session.qdqisint8allowed"
 
 _OFFSETS = 17
-"""An element's place in a vector register, or behind the last whole one, may choose another formula in a kernel."""
+"""An element's position in a vector register, or after the last whole one, may select another formula in a kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A chain of functions between two grids (dtype, scale, zero point); on_codes: the last step's own operator."""
+    """A chain of functions between two grids (dtype, scale, zero point); on_codes: the last one's operator on codes."""
 
     steps: tuple[Step, ...]
     x: tuple[str, float, int]
@@ -45,10 +45,10 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the runtime says.
+    """The result of running the runtime.
 
-    codes: one for each code of x, in order; None where they depend on an element's place in the tensor.
-    option: of the session, without which they would be others; None where no option is needed.
+    codes: one for each code of x, in order; None if they depend on an element's position in the tensor. option: a
+    session option without which they would differ; None if no option is needed.
     """
 
     codes: np.ndarray | None
@@ -56,13 +56,13 @@ class Answer:
 
 
 def is_installed() -> bool:
-    """Whether there is a runtime to ask."""
+    """Whether the runtime is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
 @functools.lru_cache(maxsize=1024)
 def answer(question: Question) -> Answer:
-    """Asks the runtime. Raises ValueError where it has no kernel for the question."""
+    """Run the runtime. Raises ValueError if it has no kernel for the question."""
     runtime: Any = importlib.import_module("onnxruntime")
     data = _model(question)
     low, high = code_range(question.x[0])
@@ -78,7 +78,7 @@ def answer(question: Question) -> Answer:
 
 
 def _run(runtime: Any, data: bytes, codes: np.ndarray, config: dict[str, str]) -> np.ndarray | None:
-    """The result for every code, or None where one code has two."""
+    """The result for every code, or None if one code has two."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

@@ -1,4 +1,4 @@
-"""What ONNX's own schemas demand of a node: ONNX Runtime refuses a file with any other, so its codes mean nothing."""
+"""Checks nodes by ONNX's own schemas: ONNX Runtime refuses a file that breaks one, so its codes would mean nothing."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from qjax.export.read.errors import ReadError
 def check_nodes(
     nodes: Sequence[Any], types: Mapping[str, str], outputs: Mapping[str, str], opset: int, ir_version: int
 ) -> None:
-    """Refuse operators of ONNX with other attributes, numbers of inputs or types than they have in this opset.
+    """Refuse ONNX operators whose attributes, numbers of inputs or types are not allowed in this opset.
 
-    Operators without a schema, as those of ONNX Runtime's own domain, are left to their handlers.
+    Operators without a schema, such as those of ONNX Runtime's own domain, are checked by their handlers.
 
     Args:
       nodes: in order, functions inlined. types: of the inputs and initializers, by name, as ONNX writes them.
-      outputs: the same of what the model returns.
+      outputs: the same of the model's outputs.
 
     Raises:
-      ReadError: the first that is refused, and what its schema knows.
+      ReadError: the first operator that is refused, and what its schema allows.
     """
     defs: Any = importlib.import_module("onnx.defs")
     known, newest = dict(types), (defs.onnx_opset_version(), importlib.import_module("onnx").IR_VERSION)
@@ -42,7 +42,7 @@ def check_nodes(
         known |= _check_types(node, schema, known)
     for name, kind in outputs.items():
         if known.get(name, kind) != kind:
-            raise ReadError(f"the output {name[:80]!r} is declared as {kind}, and its operator makes {known[name]}.")
+            raise ReadError(f"the output {name[:80]!r} is declared as {kind}, but its operator returns {known[name]}.")
 
 
 def _check_attributes(node: Any, schema: Any) -> None:
@@ -71,7 +71,7 @@ def _check_counts(node: Any, schema: Any) -> None:
 
 
 def _check_types(node: Any, schema: Any, known: Mapping[str, str]) -> dict[str, str]:
-    """The types of the outputs that follow from those of the inputs."""
+    """The types of the outputs, derived from those of the inputs."""
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     bound: dict[str, str] = {}
     last = len(schema.inputs) - 1
@@ -83,7 +83,7 @@ def _check_types(node: Any, schema: Any, known: Mapping[str, str]) -> dict[str, 
         wanted = allowed.get(formal.type_str, {formal.type_str})
         if kind not in wanted:
             raise ReadError(
-                f"{node.title}: its input {name[:80]!r} is of {kind}, and ONNX takes {', '.join(sorted(wanted))} here."
+                f"{node.title}: its input {name[:80]!r} is of {kind}, but ONNX takes {', '.join(sorted(wanted))} here."
             )
         if formal.option.name == "Variadic" and not formal.is_homogeneous:
             continue

@@ -1,7 +1,7 @@
-"""Choices: comparisons, masks, Where, the greater of tensors, the index of the greatest, elements picked by indices.
+"""Choices: comparisons, masks, Where, maxima of tensors, the index of the greatest, elements selected by indices.
 
-All are exact on codes: DequantizeLinear and QuantizeLinear keep the order of what they map, so the greater of two
-tensors may be taken after their requantization.
+All are exact on codes: DequantizeLinear and QuantizeLinear preserve the order, so the greater of two tensors may be
+taken after their requantization.
 """
 
 import dataclasses
@@ -167,7 +167,7 @@ def _of_parts(
     *,
     broadcasts: bool,
 ) -> Pending:
-    """A choice between values on grids, constant numbers among them, for the grid of a quantizer to come.
+    """A choice between values on grids, possibly with constant numbers among them, for the grid of a later quantizer.
 
     broadcasts: whether a constant may have a larger shape than the codes.
     """
@@ -178,18 +178,18 @@ def _of_parts(
     if not names or any(isinstance(part, Known) and part.value.dtype.kind != "f" for part in parts):
         raise Unsupported("its operands are neither quantized tensors nor constant numbers")
     if not broadcasts and len(names) < len(parts) and walk.draft.shape(names[0]) != shape:
-        raise Unsupported("meets a constant of a larger shape")
+        raise Unsupported("combines codes with a constant of a larger shape")
     first_grid = walk.draft.grid(names[0])
     shared = all(walk.draft.grid(name).same(first_grid) for name in names) and len(names) == len(parts)
     own = tuple(part if isinstance(part, Known) else Real(walk.plain(part)) for part in parts)
     return Pending(
         op, node.outputs[0], shape, tuple(names), {**attributes, "mask": mask},
-        parts=own, write=_written, grid=first_grid if shared else None,
+        parts=own, write=_write_choice, grid=first_grid if shared else None,
     )  # fmt: skip
 
 
-def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """Every part on the grid of the result, then the choice among codes."""
+def _write_choice(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+    """Bring every operand to the grid of the result, then choose among codes."""
     draft, rank = walk.draft, len(value.shape)
     own = name if not clamps else draft.fresh(f"{name}/{value.op}")
     attributes = dict(value.attributes)
@@ -209,7 +209,7 @@ def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str
 
 
 def on_grid(walk: Walk, source: str, grid: Grid, name: str) -> str:
-    """A tensor on another grid: itself where that is its own."""
+    """A tensor requantized to another grid, or the tensor itself if it has that grid already."""
     if walk.draft.grid(source).same(grid):
         return source
     rescaled = walk.draft.tensor(walk.draft.fresh(name), walk.draft.shape(source), grid)
@@ -217,7 +217,7 @@ def on_grid(walk: Walk, source: str, grid: Grid, name: str) -> str:
 
 
 def clamped(walk: Walk, source: str, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """A clamp of codes behind a node that has none of its own."""
+    """A clamp of codes after a node that cannot have one itself."""
     if not clamps:
         return source
     walk.draft.tensor(name, walk.draft.shape(source), grid)
@@ -256,14 +256,14 @@ def _gather(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         kernel = walk.constant(x)
         rows = (*walk.draft.shape(positions), *walk.shape(x)[1:])
         grid = walk.draft.grid(kernel)
-        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel, write=_looked_up, grid=grid)]
+        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel, write=_write_lookup, grid=grid)]
     if isinstance(x, Pending):
         x = walk.real(x)
     return [picked(walk, node, x, axis, indices)]
 
 
-def _looked_up(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """Rows of a table on the table's own grid, which is then changed if that of the result is another."""
+def _write_lookup(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+    """Rows of a table on the table's own grid, requantized afterwards if the result has another grid."""
     draft = walk.draft
     assert value.table is not None
     own = draft.grid(value.table)
@@ -277,7 +277,7 @@ def _looked_up(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[s
 
 
 def picked(walk: Walk, node: OnnxNode, x: Value, axis: int, indices: Value) -> Value:
-    """Elements at indices along an axis, in its place the axes of the indices."""
+    """Elements at indices along an axis, which is replaced by the axes of the indices."""
     before = walk.shape(x)
     size = before[axis]
     if isinstance(indices, Known) and indices.value.dtype.kind == "i":
@@ -300,10 +300,10 @@ def picked(walk: Walk, node: OnnxNode, x: Value, axis: int, indices: Value) -> V
         return Codes(walk.draft.node("take", (x.tensor, places), node.outputs[0], attributes))
     source = walk.plain(walk.real(x))
     grid = walk.draft.grid(source)
-    return Pending("take", node.outputs[0], after, (source, places), attributes, write=_taken, grid=grid)
+    return Pending("take", node.outputs[0], after, (source, places), attributes, write=_write_take, grid=grid)
 
 
-def _taken(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_take(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     draft, source = walk.draft, value.inputs[0]
     same = draft.grid(source).same(grid)
     own = name if same and not clamps else draft.fresh(f"{name}/take")

@@ -37,26 +37,26 @@ MAX_DIMENSION = 2**31 - 1
 
 
 def type_name(number: int) -> str:
-    """The name of an element type; of an unknown one, its number."""
+    """The name of an element type; the number of an unknown one."""
     return _TYPES[number][0] if number in _TYPES else (_OTHERS | _FLOATS).get(number, f"number {number}")
 
 
 def small_range(name: str) -> tuple[int, int] | None:
-    """The codes of a type below 8 bits, None for the others."""
+    """The lowest and highest code of a type below 8 bits, None for other types."""
     return {"uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1)}.get(name)
 
 
 def code_range(name: str) -> tuple[int, int]:
-    """The least and the greatest code of an integer type."""
+    """The lowest and the highest code of an integer type."""
     found = small_range(name)
     return found if found is not None else (int(np.iinfo(name).min), int(np.iinfo(name).max))
 
 
 def array(proto: Any, where: str) -> tuple[np.ndarray, str]:
-    """The data of a TensorProto, and the name of its type in the file ("int4" has no NumPy dtype of its own: int8).
+    """The data of a TensorProto, and the name of its type in the file ("int4" has no NumPy dtype, so it becomes int8).
 
     Raises:
-      ReadError: a type that has no numbers here, data in another file, a length that is not the shape's.
+      ReadError: a type that has no numbers here, data in another file, a length that does not fit the shape.
     """
     if proto.data_location == _EXTERNAL or len(proto.external_data):
         raise ReadError(
@@ -66,7 +66,7 @@ def array(proto: Any, where: str) -> tuple[np.ndarray, str]:
     if proto.data_type not in _TYPES:
         raise ReadError(f"{where}: expected numbers, got elements of type {type_name(proto.data_type)}.")
     if proto.HasField("segment"):
-        raise ReadError(f"{where}: its data comes in segments, which nothing writes. Save the model anew.")
+        raise ReadError(f"{where}: its data comes in segments, which no tool writes. Save the model again.")
     name, bits, field = _TYPES[proto.data_type]
     shape = dimensions(proto.dims, where)
     size = math.prod(shape)

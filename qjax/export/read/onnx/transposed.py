@@ -1,4 +1,4 @@
-"""ConvTranspose, which ONNX Runtime computes in floats also on codes, and Softmax, which has a kernel of codes."""
+"""ConvTranspose, which ONNX Runtime computes in float even on codes, and Softmax, which has a kernel on codes."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ Inputs = list[Value | None]
 
 @handles("ConvTranspose")
 def _conv_transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
-    """A convolution of the input with zeros between its elements, by the kernel turned round."""
+    """Read it as a convolution of the input with zeros between its elements, by the reversed kernel."""
     if not 2 <= len(inputs) <= 3 or inputs[0] is None or inputs[1] is None:
         raise ReadError(f"{node.title}: expected two or three inputs.")
     x, w = walk.real(inputs[0]), inputs[1]
@@ -72,7 +72,7 @@ def _pads(
     window: list[int],
     extra: list[int],
 ) -> list[int]:
-    """Padding as the specification of ConvTranspose derives it from the size of the result, or as it is given."""
+    """Padding as the specification of ConvTranspose derives it from the size of the result, or as it is stated."""
     count = len(window)
     wanted, auto = node.ints("output_shape"), node.get("auto_pad", "NOTSET", str)
     if wanted is None and auto in ("NOTSET", "VALID"):
@@ -100,7 +100,7 @@ def _softmax(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if shape[axes[-1]] >= MOST_TERMS:
         why.append(f"rows have {shape[axes[-1]]} codes, the formula of QLinearSoftmax is for less than {MOST_TERMS}")
     value = Pending("softmax", node.outputs[0], shape, (x,), {"axes": axes}, floats=tuple(why))
-    return [value.replace(write=_written, fails=_overflows)]
+    return [value.replace(write=_write_softmax, fails=_overflows)]
 
 
 def _overflows(walk: Walk, value: Pending, grid: Grid) -> list[str]:
@@ -112,6 +112,6 @@ def _overflows(walk: Walk, value: Pending, grid: Grid) -> list[str]:
     return [f"QLinearSoftmax overflows in rows of {length} with the output scale {scales[1]:.3g}"]
 
 
-def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+def _write_softmax(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
     walk.draft.tensor(name, value.shape, grid)
     return walk.draft.node("softmax", value.inputs, name, dict(value.attributes), clamps)

@@ -1,7 +1,9 @@
 """What the reader knows about one value of an ONNX graph while it walks through the nodes.
 
-ONNX spreads one quantized operation over several nodes (DequantizeLinear, Conv, Relu, QuantizeLinear). A value between
-the first and the last is not a tensor of qjax's graph. Until its quantizer follows, it is one of the classes here.
+    x (Codes) -> DequantizeLinear (Real) -> Conv (Pending) -> Relu (Pending) -> QuantizeLinear (Codes)
+
+ONNX spreads one quantized operation over several nodes. A value between the first and the last is not a tensor of
+qjax's graph. Until its quantizer follows, it is an object of one of the classes here.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ class Known:
     value: np.ndarray
     name: str = ""
     stored: str = ""
-    """The type in the file where NumPy has none ("int4"), else ""."""
+    """The type in the file if NumPy has no such dtype ("int4"), else ""."""
 
     @property
     def type(self) -> str:
@@ -39,7 +41,7 @@ class Codes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Real:
-    """Dequantized codes; permutation: a transpose that the next operation may take into its layout.
+    """Dequantized codes; permutation: a transpose that the next operation may absorb into its layout.
 
     name: of the ONNX value, for the transpose if it must become a node.
     """
@@ -53,7 +55,7 @@ class Real:
 class Weight:
     """Dequantized constant codes: `(codes - zero_point) * scale`.
 
-    codes: in a NumPy dtype that holds them. stored: the type in the file. axis: of the scales, None per tensor.
+    codes: in a NumPy dtype that fits them. stored: the type in the file. axis: of the scales, None per tensor.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FloatInput:
-    """A float input of the model that no QuantizeLinear has met yet."""
+    """A float input of the model that no QuantizeLinear has read so far."""
 
     name: str
     shape: tuple[int, ...]
@@ -74,7 +76,7 @@ class FloatInput:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
-    """An operation that moves codes, between an accumulator and its quantizer; by: ONNX's name of it."""
+    """An operation that moves codes, between an accumulator and its quantizer; by: its name in ONNX."""
 
     op: str
     attributes: dict[str, Any]
@@ -84,7 +86,7 @@ class Move:
 
     @property
     def filling(self) -> str:
-        """Which codes the result holds beside those of the input, see `qjax.ops.facts.Facts.filling`."""
+        """Which codes the result contains besides those of the input, see `qjax.ops.facts.Facts.filling`."""
         return ops.get(self.op).filling(self.attributes)
 
 
@@ -92,13 +94,13 @@ class Move:
 class Pending:
     """An operation on real numbers whose result waits for its quantizer.
 
-    op, attributes: of the node to be. inputs: tensors of the graph. shape: of the result, before `moves`.
-    kernel, bias: of a product with weights; bias in reals, or int32 on the accumulator's grid, or a Weight of that.
-    steps: affine steps behind it, ("add" | "mul", float32 that broadcasts). low, high: clamps, as real numbers.
-    moves: operations on codes behind it. parts: of a concatenation, its operands. table: of a lookup.
-    names: of the values of the file that it has been, one after the other.
-    floats: why the runtime computes it in floats, where it does.
-    integers: the result of MatMulInteger or ConvInteger. cast: the same behind a Cast to floats, its scale to come.
+    op, attributes: of the future node. inputs: tensors of the graph. shape: of the result, before `moves`. kernel,
+    bias: of a product with weights; the bias is float, or int32 on the accumulator's grid, or a Weight of that. steps:
+    affine steps after it, ("add" | "mul", float32 that broadcasts). low, high: clamps, as real numbers. moves:
+    operations on codes after it. parts: of a concatenation, its operands. table: of a lookup. names: of the values in
+    the file that it represented, one after the other. floats: the reasons why the runtime computes it in float, if any.
+    integers: whether it is the result of MatMulInteger or ConvInteger. cast: whether that is followed by a Cast to
+    floats, and the scale will come later.
     """
 
     op: str
@@ -120,25 +122,25 @@ class Pending:
     integers: bool = False
     cast: bool = False
     keepdims: tuple[int, ...] | None = None
-    """The result with axes of size 1 where a mean has none; a reshape makes them, unless a later one drops them."""
+    """The axes of size 1 that a mean should keep; a reshape adds them, unless a later one drops them."""
     write: Callable[..., str] | None = None
-    """What makes the nodes, where `finish` does not: (walk, value, name, grid, clamps by role) -> the tensor."""
+    """Writes the nodes instead of `finish`: (walk, value, name, grid, clamps by role) -> the tensor."""
     fails: Callable[..., list[str]] | None = None
-    """Of what the runtime computes by a kernel of its own: (walk, value, grid) -> why that has no result."""
+    """For what the runtime computes by a kernel of its own: (walk, value, grid) -> the reasons why it has no result."""
     grid: Any = None
-    """The scale and zero point that the codes have anyway, without a quantizer behind them; None: there are none."""
+    """The scale and zero point that the codes have without a quantizer after them; None if there are none."""
     unchanged: bool = False
     """Whether the codes are those of the input, so that only another grid, a clamp or a move needs a node."""
 
     @property
     def product(self) -> ProductFacts | None:
-        """What a product of matrices or a convolution states; None for other operations."""
+        """The facts of a matrix product or a convolution; None for other operations."""
         op = self._op
         return op if isinstance(op, ProductFacts) else None
 
     @property
     def is_mean(self) -> bool:
-        """Whether it is the mean over whole axes."""
+        """Whether it is the mean over complete axes."""
         op = self._op
         return isinstance(op, AverageFacts) and op.average == "mean"
 
@@ -154,14 +156,14 @@ class Pending:
 
     @property
     def last_shape(self) -> tuple[int, ...]:
-        """The shape behind the moves."""
+        """The shape after the moves."""
         if self.moves:
             return self.moves[-1].shape
         return self.shape if self.keepdims is None else self.keepdims
 
     @property
     def last_name(self) -> str:
-        """The name of the value behind the moves."""
+        """The name of the value after the moves."""
         return self.moves[-1].name if self.moves else self.name
 
     def replace(self, **changes: Any) -> "Pending":
@@ -171,7 +173,7 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapped:
-    """Codes behind a Cast between int8 and uint8; shifted: and behind the addition of 128, so in their old order."""
+    """Codes after a Cast between int8 and uint8; shifted: whether 128 was added too, which restores their order."""
 
     tensor: str
     type: str
@@ -180,7 +182,7 @@ class Wrapped:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unknown:
-    """What follows from an operator that is listed as unsupported."""
+    """The result of an operator that is listed as unsupported."""
 
 
 Value = Known | Codes | Real | Weight | FloatInput | Pending | Wrapped | Unknown

@@ -1,7 +1,7 @@
 """The walk through a model's nodes: each operator has one handler, registered under its domain and name.
 
-A handler takes what is known of a node's inputs (`values`) and returns what is known of its outputs. For what it cannot
-express it raises `Unsupported`; the walk goes on, so that one error lists every such node.
+A handler takes what is known of a node's inputs (`values`) and returns what is known of its outputs. It raises
+`Unsupported` for what it cannot express; the walk then continues, so that one error lists all such nodes.
 """
 
 from collections.abc import Callable
@@ -46,12 +46,12 @@ _CURES = {
 
 
 def _folds(node: OnnxNode, inputs: list[Value | None]) -> bool:
-    """Whether a node is arithmetic with constants; quantizers of constants have handlers of their own."""
+    """Whether a node is arithmetic with constants; quantizers of constants have their own handlers."""
     return all(value is None or isinstance(value, Known) for value in inputs)
 
 
 def folds(*names: str) -> Callable[[Handler], Handler]:
-    """A decorator that registers what computes operators whose inputs are all constant."""
+    """Decorates the function that computes operators whose inputs are all constant."""
 
     def register(handler: Handler) -> Handler:
         for name in names:
@@ -62,7 +62,7 @@ def folds(*names: str) -> Callable[[Handler], Handler]:
 
 
 def handles(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
-    """A decorator that registers the handler of operators."""
+    """Decorates the handler of some operators."""
 
     def register(handler: Handler) -> Handler:
         for name in names:
@@ -73,12 +73,12 @@ def handles(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
 
 
 def handler(op: str) -> Handler:
-    """The handler of one of ONNX's own operators."""
+    """The handler of an operator in ONNX's own domain."""
     return _HANDLERS["", op]
 
 
 class Finisher(Protocol):
-    """What the walk needs of `finish`: the nodes of an operation, once the parameters of its result are known."""
+    """What the walk needs of `finish`: it writes an operation's nodes, once the parameters of its result are known."""
 
     def finish(self, walk: "Walk", value: Pending, name: str, grid: Grid) -> str: ...
     def accumulator(self, walk: "Walk", value: Pending, name: str) -> str: ...
@@ -94,9 +94,10 @@ class Walk:
         """Start a reading.
 
         Args:
-          finisher: makes nodes of operations on real numbers (the module `finish`, which needs this one).
-          floats: whether to read what the runtime computes in floats.
-          pairs: the target sums int16 pairs.
+          finisher: writes the nodes of operations on real numbers (the module `close_quantizer`, which imports this
+            one).
+          floats: whether to read what the runtime computes in float.
+          pairs: whether the target sums int16 pairs.
         """
         self.model = model
         self.batch = batch
@@ -177,11 +178,11 @@ class Walk:
                 settled = self.settled(value)
                 if isinstance(settled, Real):
                     return settled.tensor
-                raise Unsupported("is a result in floats: let QuantizeLinear and DequantizeLinear follow")
+                raise Unsupported("is a float result: put QuantizeLinear and DequantizeLinear after it")
             if isinstance(value, (Known, Weight)):
                 raise Unsupported("is a constant")
             if isinstance(value, FloatInput):
-                raise Unsupported("is a float input: let QuantizeLinear and DequantizeLinear follow")
+                raise Unsupported("is a float input: put QuantizeLinear and DequantizeLinear after it")
         except Unsupported as reason:
             self.problems.found.append(reason.at(f"output {port.name!r}"))
         return port.name
@@ -221,13 +222,13 @@ class Walk:
                 self.values[name] = outputs[index] if outputs is not None and known else Unknown()
 
     def value(self, name: str) -> Value:
-        """What is known of a name."""
+        """What is known of the value with a name."""
         if name not in self.values and name in self.model.initializers:
             self.values[name] = self.model.initializer(name)
         return self.values[name]
 
     def in_float(self, name: str, reasons: tuple[str, ...]) -> None:
-        """Refuse what ONNX Runtime would compute in floats, or take note of it where that is allowed."""
+        """Refuse what ONNX Runtime would compute in float, or record it if that is allowed."""
         if not reasons:
             return
         if not self.floats:
@@ -263,12 +264,12 @@ class Walk:
             return value
         if isinstance(value, Weight):
             return Real(self.constant(value))
-        raise Unsupported(f"{what} {_lacking(value)}")
+        raise Unsupported(f"{what} {_describe_missing(value)}")
 
     def settled(self, value: Pending) -> Value:
-        """What needs no quantizer as codes: moves, a relu (zero is a code), parts on one grid; else as it is."""
+        """A value that needs no quantizer, as codes: moves, a relu (zero is a code), parts on one grid."""
         if id(value) not in self.settlements:
-            # Keep the value too, so that no other object can get its id.
+            # Store the value too, so that no other object can get its id.
             self.settlements[id(value)] = value, self._settled(value)
         return self.settlements[id(value)][1]
 
@@ -288,7 +289,7 @@ class Walk:
         return Real(tensor)
 
     def plain(self, value: Codes | Real) -> str:
-        """The tensor of codes behind a value, its transpose made a node."""
+        """The tensor of a value's codes, with its transpose written as a node."""
         if isinstance(value, Codes) or value.permutation is None:
             return value.tensor
         key = (value.tensor, value.permutation)
@@ -300,11 +301,11 @@ class Walk:
         return self.transposed[key]
 
     def name_for(self, name: str) -> str:
-        """A name in the graph for a value of the file: its own, if it is free."""
+        """A name in the graph for a value of the file: its own, if that is free."""
         return name if name not in self.draft.tensors else self.draft.fresh(name)
 
     def constant(self, weight: Weight) -> str:
-        """Constant codes as a tensor that flows like any other."""
+        """Constant codes as an ordinary tensor."""
         if weight.axis is not None:
             raise Unsupported(f"the constant {weight.name!r} has a scale per channel, where one for all is expected")
         if weight.stored not in CODES[:4]:
@@ -313,7 +314,7 @@ class Walk:
         return self.draft.constant(weight.name, weight.codes, None, grid)
 
 
-def _lacking(value: Value | None) -> str:
+def _describe_missing(value: Value | None) -> str:
     if isinstance(value, Pending):
         return f"is the result of {value.name!r} in floats: a QuantizeLinear and a DequantizeLinear are missing between"
     if isinstance(value, FloatInput):

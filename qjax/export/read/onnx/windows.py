@@ -1,4 +1,4 @@
-"""Windows of convolutions and pools: padding, strides, dilations, and the sizes that follow."""
+"""Windows of convolutions and pools: padding, strides, dilations, and the resulting sizes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Window:
 
 
 def window_of(node: OnnxNode, sizes: Sequence[int], shape: Sequence[int] | None = None) -> Window:
-    """The window of a node over axes of the sizes given; shape: of a kernel, which the attribute must repeat."""
+    """The window of a node over axes of the given sizes; shape: of a kernel, which the attribute must equal."""
     count = len(sizes)
     window = node.ints("kernel_shape") or list(shape or ())
     strides = node.ints("strides") or [1] * count
@@ -49,7 +49,7 @@ def window_of(node: OnnxNode, sizes: Sequence[int], shape: Sequence[int] | None 
     for size, stride, span, (low, high) in zip(sizes, strides, spans, padding, strict=True):
         room = size + low + high - span
         if node.get("ceil_mode", 0) and room % stride:
-            raise Unsupported("ceil_mode makes its last window reach beyond the padding")
+            raise Unsupported("with ceil_mode its last window reaches beyond the padding")
         if room < 0:
             raise ReadError(f"{node.title}: its window is larger than its padded input.")
         results.append(room // stride + 1)

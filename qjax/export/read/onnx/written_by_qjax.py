@@ -1,9 +1,9 @@
 """Reads back the graph that the ONNX emitter wrote.
 
-The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it has those
-of the tensors and nodes too, compressed, and the initializers hold the weights. In style "integer" the
-nodes are the calls of functions of the domain "qjax", and each tensor of the model has its own metadata. What a
-function computes is not read but compared: see `restored`.
+The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it also has
+those of the tensors and nodes, compressed, and the initializers contain the weights. In style "integer" the nodes are
+the calls of functions of the domain "qjax", and each tensor of the model has its own metadata. The content of a
+function is not read but compared: see `restored`.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from qjax.graph.ir import Graph, Node, Tensor
 
 _WRITERS = {style.STYLE: style.to_model for style in (integer, qdq, qoperator)}
 _CURES = {integer.STYLE: "Emit the graph again, or load its .qjax artifact."}
-"""Of the style whose operators cannot be read alone."""
+"""The cure for the style whose operators cannot be read alone."""
 
 
 def style_of(model: onnx.ModelProto) -> str | None:
-    """The style that wrote a model, as the model says; None for any other."""
+    """The style in which qjax wrote a model, according to its metadata; None for any other model."""
     try:
         facts = tensors.taken(model)
     except (ValueError, RecursionError):
@@ -36,7 +36,7 @@ def style_of(model: onnx.ModelProto) -> str | None:
 
 
 def read(model: onnx.ModelProto) -> Graph:
-    """The graph that was written, of a model that has a `style_of` its own.
+    """The graph from which a model was written, for a model that has a `style_of` its own.
 
     Raises:
       ReadError: the file is not what qjax writes for the graph in its metadata.
@@ -54,11 +54,11 @@ def read(model: onnx.ModelProto) -> Graph:
             options["codes"] = facts["codes"]
         again = _WRITERS[facts["style"]](graph, **options)
         own = again.producer_version
-        # Another version of qjax or of JAX may write the same file, with other words about a function.
+        # Another version of qjax or of JAX may write the same file, with another documentation of a function.
         again.producer_version = model.producer_version
         if len(again.functions) == len(model.functions):
             for written, function in zip(again.functions, model.functions, strict=True):
-                # an empty text that is set is another file than none
+                # an empty text that is set makes another file than one that is not set
                 if written.doc_string != function.doc_string:
                     written.doc_string = function.doc_string
         if again.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True):
@@ -124,14 +124,14 @@ def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
         if node.domain == DOMAIN:
             nodes.append(_node(node, functions[node.op_type], renamed, found))
         elif node.op_type == "Transpose":
-            # The same tensor in another order of axes.
+            # The same tensor in another axis order.
             first, second = node.input[0], node.output[0]
             renamed[second if first in found else first] = first if first in found else second
     return document.graph_of(facts, [found[name] for name in facts["tensors"]], nodes)
 
 
 def _constant(entry: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
-    """A tensor of a document, whose constants are initializers or stated there."""
+    """A tensor of a document, whose constants are initializers or are stated in the document."""
     name = entry.get("constant")
     if name is None:
         return document.tensor_of(entry)

@@ -1,10 +1,10 @@
 """Reads pre-quantized .tflite models: int8, int16 with int8 weights, and old ones of uint8.
 
-A .tflite file holds scales and no rounding, so the same file has other codes in LiteRT's reference kernels, its
-optimised ones, XNNPACK and TFLite Micro: the target says which of them the graph equals. A float input whose only
-reader is a QUANTIZE becomes codes (the graph quantizes as that operator does), and a DEQUANTIZE at the end likewise.
+A .tflite file contains scales but no rounding, so the same file has different codes in LiteRT's reference kernels, its
+optimised ones, XNNPACK and TFLite Micro: the target decides which of them the graph equals. A float input that is only
+read by a QUANTIZE becomes codes (the graph quantizes like that operator), and so does a DEQUANTIZE at the end.
 
-A file that qjax wrote holds the graph itself in its metadata "qjax" (see `written_by_qjax`). Other files are read
+A file that qjax wrote contains the graph itself in its metadata "qjax" (see `written_by_qjax`). Other files are read
 without flatbuffers or TensorFlow.
 """
 
@@ -44,7 +44,7 @@ _HANDLERS = (
     "selections",
 )
 _SIZES = (251, 257)
-"""How many times the file's batch two readings have, whose differences follow the batch."""
+"""Two readings are made with this many times the file's batch; their differences depend on the batch."""
 
 DEFAULT = "tflite_reference"
 
@@ -59,15 +59,15 @@ def read(
 ) -> Graph:
     """The graph of a model.
 
-    The batch is free where every operator treats its examples apart (a first axis of 1, or of any size by the file's
-    own word); else it has the size that the file states.
+    The batch is free if every operator treats its examples separately (and the first axis is 1, or of any size
+    according to the file); otherwise it has the size that the file states.
 
     Args:
       data: the bytes of the file.
-      target: whose rounding the graph obeys; None: that of a file which qjax wrote, else "tflite_reference".
+      target: whose rounding the graph has; None: that of a file which qjax wrote, else "tflite_reference".
       outputs: names of tensors of the file that become the graph's outputs, instead of the model's own: the part of the
         model that computes them.
-      metadata: whether to use what qjax wrote into a file; False reads its operators alone.
+      metadata: whether to use what qjax wrote into a file; False reads only its operators.
       signature: the name of one of the file's signatures, whose subgraph is read; None: the first subgraph, which must
         be the only one that callers can choose.
 
@@ -85,7 +85,7 @@ def read(
     chosen = targets.get(DEFAULT if target is None else target)
     with reading("its variables"):
         model, states, problems = without_variables(with_int32_places(model))
-    wanted = _wanted(model, outputs)
+    wanted = _wanted_outputs(model, outputs)
     if outputs is not None:
         read = {*wanted, *(index for operator in needed(model, wanted) for index in operator.inputs)}
         model = dataclasses.replace(model, inputs=tuple(index for index in model.inputs if index in read))
@@ -100,7 +100,7 @@ def read(
         return targeted(graph, walk.marks, walk.functions, chosen)
 
 
-def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
+def _wanted_outputs(model: Model, outputs: Sequence[str] | None) -> list[int]:
     if outputs is None:
         if not model.outputs:
             raise ReadError("the model has no outputs. Name the tensors to compute: read(..., outputs=[...]).")
@@ -113,7 +113,7 @@ def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
         named = [t.index for t in model.tensors if t.name == name and t.index in computed]
         if len(named) != 1:
             known = ", ".join(repr(model.tensors[index].name) for index in sorted(computed)[:40])
-            raise ValueError(f"read: no operator computes {name!r}, or several do. Computed are {known}.")
+            raise ValueError(f"read: no operator computes {name!r}, or several do. The computed tensors are {known}.")
         found += named
     return found
 
@@ -134,11 +134,11 @@ def _read(
     if problems:
         listed = "\n".join(f"  {line}." for line in problems)
         raise ReadError(f"{len(problems)} parts of the model have no integers here:\n{listed}")
-    return _freed(model, wanted) or graph, walk
+    return _free_batch(model, wanted) or graph, walk
 
 
-def _freed(model: Model, wanted: list[int]) -> Graph | None:
-    """The graph with a free batch, or None where the examples of a batch are not treated apart."""
+def _free_batch(model: Model, wanted: list[int]) -> Graph | None:
+    """The graph with a free batch, or None if the examples of a batch are not treated separately."""
     batched, size = _batched(model, wanted)
     if not batched:
         return None
@@ -173,7 +173,7 @@ def _batched(model: Model, wanted: list[int]) -> tuple[frozenset[int], int]:
 
 
 def with_shapes(model: Model, wanted: list[int]) -> Model:
-    """The model with the shapes that follow from its operators, in place of those that the file does not state."""
+    """The model with the shapes that its operators determine, for tensors whose shape the file does not state."""
     computed = {index for operator in needed(model, wanted) for index in operator.outputs}
     if all(model.tensors[index].shaped == "yes" for index in computed):
         return model
@@ -184,7 +184,7 @@ def with_shapes(model: Model, wanted: list[int]) -> Model:
 
 
 def with_int32_places(model: Model) -> Model:
-    """The model whose ARG_MAX and ARG_MIN make int32, which holds every place along an axis."""
+    """The model with int32 results of ARG_MAX and ARG_MIN, because int32 fits every index along an axis."""
     wide = {
         index
         for operator in model.operators

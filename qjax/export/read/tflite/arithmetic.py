@@ -16,17 +16,18 @@ from qjax.ops.windows import inside, pool, product_of_axes
 from qjax.support.errors import Unsupported
 
 _LARGEST = 2**30 - 1
-"""Of codes of 32 bits."""
+"""The highest number of 32-bit codes."""
 
 
 @reads("ADD", "SUB", "MUL")
 def binary(walk: Walk, operator: Operator) -> None:
-    """Two tensors of codes, each on its grid; one may be a constant, and sizes of 1 repeat."""
+    """Two tensors of codes, each on its grid; one may be a constant, and sizes of 1 are broadcast."""
     first, second = (walk.codes_of(operator, place) for place in (0, 1))
     output = walk.output(operator)
     if not first.dtype == second.dtype == output.dtype:
         raise Unsupported(
-            f"codes of {first.dtype} and {second.dtype} become {output.dtype}", "Give all sides the same bits"
+            f"codes of {first.dtype} and {second.dtype} become {output.dtype}",
+            "Use the same number of bits for inputs and output",
         )
     try:
         shape = np.broadcast_shapes(first.shape, second.shape)
@@ -65,12 +66,12 @@ def squared_difference(walk: Walk, operator: Operator) -> None:
 
 @reads("QUANTIZE")
 def quantize(walk: Walk, operator: Operator) -> None:
-    """Codes of the model's float input, or codes of codes on another grid."""
+    """Codes of the model's float input, or codes requantized to another grid."""
     source = walk.operand(operator, 0)
     if source.index in walk.floats:
         output = walk.output(operator)
         if output.dtype not in CODES:
-            raise Unsupported(f"it makes {output.dtype} of floats", FLOATS)
+            raise Unsupported(f"it quantizes floats to {output.dtype}", FLOATS)
         walk.quantized_input(operator, source)
         return
     if source.dtype in WHOLE_NUMBERS:
@@ -84,7 +85,7 @@ def quantize(walk: Walk, operator: Operator) -> None:
 
 
 def _of_32_bits(walk: Walk, operator: Operator, x: Codes) -> str | None:
-    """The model's output as int32 with a scale; None for codes."""
+    """The model's output as int32 with a scale; None if the output is codes."""
     stated = walk.output(operator)
     if stated.dtype != "int32" or not stated.scale.size:
         return None
@@ -95,13 +96,13 @@ def _of_32_bits(walk: Walk, operator: Operator, x: Codes) -> str | None:
             f"it makes int32 of {x.dtype}",
             "qjax reads int32 with a scale as the model's output only, with the zero point 0 and numbers within 2^30",
         )
-    # requantization is known to be exact for codes within 2^30, and none is beyond
+    # requantization is known to be exact for codes within 2^30, and none exceeds that
     return walk.add(stated, x.shape, dataclasses.replace(grid, qmin=-_LARGEST, qmax=_LARGEST))
 
 
 @reads("DEQUANTIZE")
 def dequantize(walk: Walk, operator: Operator) -> None:
-    """The end of the integers, or floats between codes."""
+    """The end of the integer part, or floats between codes."""
     x, output = walk.codes_of(operator, 0), walk.output(operator)
     walk.reals[output.index] = x
     hold(walk, output, x, Source(x.dtype, x.quantization, x.quantization.qmin, x.quantization.qmax))
@@ -121,11 +122,14 @@ def mean(walk: Walk, operator: Operator) -> None:
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)] if keep else rest
     name, _ = walk.result(operator, shape)
     if walk.output(operator).dtype != x.dtype:
-        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+        raise Unsupported(
+            f"codes of {x.dtype} become {walk.output(operator).dtype}",
+            "Use the same number of bits for input and output",
+        )
     constants = {"count": walk.constant(f"{name}/count", np.asarray(count, np.int32))}
     if not keep and len(x.shape) == 4 and axes == [1, 2]:
-        # The optimised kernels have a separate loop for height and width if the axes are kept. Here they are not, so
-        # merge them.
+        # The optimised kernels have a separate loop for height and width if the axes are kept. Here they are dropped,
+        # so merge them.
         x = walk.reshaped(x, (x.shape[0], x.shape[1] * x.shape[2], x.shape[3]), f"{name}/input")
         axes = [1]
     if not keep:
@@ -138,7 +142,7 @@ def mean(walk: Walk, operator: Operator) -> None:
 
 @reads("AVERAGE_POOL_2D")
 def average_pool(walk: Walk, operator: Operator) -> None:
-    """A sum over windows, and how many elements that are no padding each has."""
+    """A sum over windows, and how many elements that are no padding each window has."""
     x = walk.codes_of(operator, 0)
     attributes, shape, padding, window, strides = _pool(operator, x.shape)
     name, grid = walk.result(operator, shape)
@@ -177,7 +181,7 @@ def max_pool(walk: Walk, operator: Operator) -> None:
 def _pool(
     operator: Operator, shape: tuple[int, ...]
 ) -> tuple[dict[str, Any], list[int], list[list[int]], list[int], list[int]]:
-    """The attributes of a pool, the shape of its result; padding, window and strides of height and width."""
+    """The attributes of a pool and the shape of its result; padding, window and strides of height and width."""
     if len(shape) != 4:
         raise bad(operator, f"an input of {shape}")
     window = [operator.options["filter_h"], operator.options["filter_w"]]

@@ -1,7 +1,10 @@
-"""Steps in floats between codes: DEQUANTIZE or CAST, elementwise operators, QUANTIZE. They are one table of codes.
+"""Float steps between codes: DEQUANTIZE or CAST, elementwise operators, QUANTIZE. They become one table of codes.
 
-Floats that come from at most two tensors of few values are a function of these values. Under a target that is a runtime
-the table holds what that runtime computes (`trial`), else the correctly rounded codes of the real function.
+    DEQUANTIZE(q) -> ADD 3.0 -> RSQRT -> QUANTIZE    ->    table[q]
+
+Floats that depend on at most two tensors of few values are a function of these values. Under a target that is a runtime
+the table contains what that runtime computes (`run_kernel`), otherwise the correctly rounded codes of the real
+function.
 """
 
 import dataclasses
@@ -28,9 +31,10 @@ _TWO = {"ADD": "add", "SUB": "sub", "MUL": "mul", "DIV": "div", "MAXIMUM": "max"
 _BOUNDS = {"RELU": (0.0, float("inf")), "RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 
 OPERATORS = (*_ONE, *_TWO, *_BOUNDS)
-"""Those whose float32 result is rounded once from their operands, so that it does not depend on its place in a tensor.
+"""Operators whose float32 result is rounded once from their operands, so that it does not depend on its position.
 
-Others are computed several elements at a time, and in another way behind the last whole vector."""
+Others are computed several elements at a time, and differently after the last whole vector.
+"""
 
 Operand = int | float
 """The number of a value (the sources come first, then the steps), or a real number."""
@@ -38,7 +42,7 @@ Operand = int | float
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """Codes from low to high; grid: None for integers that are the numbers themselves."""
+    """Codes from low to high; grid: None for integers without a scale."""
 
     dtype: str
     grid: Quantization | None
@@ -57,7 +61,7 @@ class Source:
 
     @property
     def zero_point(self) -> int:
-        """The value that is zero."""
+        """The code that represents zero."""
         return 0 if self.grid is None else int(self.grid.zero_point)
 
 
@@ -71,9 +75,9 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
-    """One or two sources, steps on their reals, and the grid of the codes that the last of them becomes.
+    """One or two sources, steps on their real values, and the grid of the resulting codes.
 
-    operator: that of the runtime which computes all of it from the codes; "": one for each step, in floats.
+    operator: the runtime's operator that computes all of it from the codes; "": one for each step, in float.
     """
 
     sources: tuple[Source, ...]
@@ -84,7 +88,7 @@ class Chain:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a function of one tensor of codes, which an expression describes as well."""
+        """Whether it is a function of one tensor of codes, which an expression can describe as well."""
         return len(self.sources) == 1 and self.sources[0].grid is not None
 
     @property
@@ -129,7 +133,7 @@ def _column(expression: Expression, real: float, x: Source, fixed: tuple[Any, ..
     try:
         return table(expression, [real], *fixed)
     except ValueError:
-        # it has no value somewhere: entry by entry
+        # it has no value somewhere, so compute it entry by entry
         return np.concatenate([_entry(expression, real, code, fixed) for code in range(x.low, x.high + 1)])
 
 

@@ -1,4 +1,4 @@
-"""Activations: fused into an operator, or operators of their own."""
+"""Activations: fused into an operator, or as operators of their own."""
 
 from typing import Any
 
@@ -30,14 +30,14 @@ def _codes(activation: str, grid: Quantization) -> tuple[int, int]:
     found = activation_codes(activation, grid.scale, grid.zero_point, grid.qmin, grid.qmax)
     if found is None:
         raise Unsupported(
-            f"a bound of its activation {activation} lies between two codes, which the runtimes round apart",
+            f"a bound of its activation {activation} lies between two codes, and the runtimes round it differently",
             "Calibrate again: another scale has no such tie",
         )
     return found
 
 
 def _bounds(walk: Walk, name: str, grid: Quantization, codes: tuple[int, int]) -> dict[str, str]:
-    """Constants for the bounds that are not those of the grid."""
+    """Constants for the bounds that differ from those of the grid."""
     low, high = codes
     found: dict[str, int] = {}
     if low > grid.qmin:
@@ -49,7 +49,7 @@ def _bounds(walk: Walk, name: str, grid: Quantization, codes: tuple[int, int]) -
 
 @reads(*BOUNDS)
 def activation(walk: Walk, operator: Operator) -> None:
-    """A clamp; where the grid changes, the kernel that changes it clamps."""
+    """A clamp; if the grid changes, the kernel that changes it clamps."""
     x = walk.codes_of(operator, 0)
     name, grid = walk.result(operator, x.shape)
     constants = _bounds(walk, name, grid, _codes(operator.name, grid))
@@ -57,7 +57,10 @@ def activation(walk: Walk, operator: Operator) -> None:
         walk.node("clamp", [x], name, {}, constants)
         return
     if x.dtype != walk.output(operator).dtype:
-        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+        raise Unsupported(
+            f"codes of {x.dtype} become {walk.output(operator).dtype}",
+            "Use the same number of bits for input and output",
+        )
     if operator.name not in ("RELU", "RELU6", "RELU_N1_TO_1"):
         raise Unsupported("it changes the grid", "Give its input and output one quantizer")
     walk.marks[name] = RELU if operator.name == "RELU" else RELU6
@@ -66,7 +69,7 @@ def activation(walk: Walk, operator: Operator) -> None:
 
 @reads("MAXIMUM", "MINIMUM")
 def limit(walk: Walk, operator: Operator) -> None:
-    """A clamp, where one side is a single constant, else the greater or the lesser of two; on one grid."""
+    """A clamp if one operand is a single constant, else the maximum or minimum of two; on one grid."""
     sides = [walk.flowing(operator, place) for place in (0, 1)]
     if any(x.grid is None for x in sides):
         _of_integers(walk, operator, sides)
@@ -109,7 +112,7 @@ def _of_two(walk: Walk, operator: Operator, sides: list[Codes]) -> None:
 
 
 def clamped(walk: Walk, operator: Operator, x: Codes, constants: dict[str, Any]) -> None:
-    """The operator's output as x under bounds, for an operation that cannot have them."""
+    """Bound x by separate nodes to get the operator's output, for an operation that cannot have bounds."""
     name = walk.name_of(operator)
     walk.node("clamp", [x], name, {}, constants)
 

@@ -1,4 +1,4 @@
-"""The graph under construction: its tensors and nodes, under names that nothing else in the file has."""
+"""The graph under construction: its tensors and nodes, under names that are unique in the file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Draft:
 
     Args:
       model: the file.
-      scale: how many times the batch that the file states.
+      scale: the batch size, as a multiple of the one that the file states.
     """
 
     def __init__(self, model: Model, scale: int) -> None:
@@ -26,17 +26,17 @@ class Draft:
         self.tensors: dict[str, Tensor] = {}
         self.nodes: list[Node] = []
         self.codes: dict[int, Codes] = {}
-        """What flows, by a tensor's index in the file."""
+        """Tensors of the graph, by their index in the file."""
         self._names = Names(between="#")
         self.names = [self._names.fresh(tensor.name) for tensor in model.tensors]
-        """By the same index."""
+        """Their names, by the same index."""
 
     def fresh(self, name: str) -> str:
-        """A name that nothing has."""
+        """A name that nothing has so far."""
         return self._names.fresh(name)
 
     def add(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
-        """A tensor of the graph for one of the file; its shape must be the file's, but for the batch."""
+        """A tensor of the graph for one of the file; its shape must be the file's, except for the batch."""
         if self.scale == 1 and shape != tensor.shape and tensor.shaped == "yes":
             raise damaged(f"tensor {tensor.name[:60]!r} is stated as {tensor.shape}, and computed as {shape}")
         if math.prod(shape) > MAX_ELEMENTS * self.scale:
@@ -44,7 +44,7 @@ class Draft:
         return self.put(tensor, shape, grid)
 
     def put(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
-        """A tensor of the graph for one of the file, of that shape."""
+        """A tensor of the graph for one of the file, with the given shape."""
         name = self.names[tensor.index]
         self.tensors[name] = Tensor(name, shape, tensor.dtype, grid)
         self.codes[tensor.index] = Codes(name, shape, tensor.dtype, grid)
@@ -83,7 +83,7 @@ class Draft:
         return flat
 
     def ranked(self, x: Codes, rank: int, name: str) -> Codes:
-        """x with sizes of 1 before its own, so that it has that many axes."""
+        """x with axes of size 1 in front, so that it has that many axes."""
         shape = (1,) * (rank - len(x.shape)) + x.shape
         value = self.tensors[x.name].value
         if shape == x.shape or value is None:

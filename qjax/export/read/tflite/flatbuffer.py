@@ -1,8 +1,8 @@
-"""Flatbuffers read with every step checked: no offset, no length and no count of the file is believed.
+"""Reads flatbuffers and checks every step: no offset, no length and no count in the file is trusted.
 
-A table is a place in the file with a table of field offsets before it; vectors and strings carry their length. Every
-access is compared with the file's size, and every read is charged to a budget proportional to that size, so that a
-small file whose offsets all lead to one large vector cannot cost more than its bytes allow.
+A table is a position in the file with a table of field offsets before it; vectors and strings carry their length. Every
+access is compared with the file's size, and every read is charged to a budget proportional to that size. So a small
+file whose offsets all lead to one large vector cannot cost more than its bytes allow.
 
 Source: the flatbuffers binary format (flatbuffers.dev/internals).
 """
@@ -41,7 +41,7 @@ class Bytes:
         """Count a read."""
         self.left -= size
         if self.left < 0:
-            raise damaged("its tables refer to the same bytes over and over")
+            raise damaged("its tables refer to the same bytes again and again")
 
     def number(self, kind: struct.Struct, at: int) -> int:
         """A number at a place."""
@@ -57,7 +57,7 @@ class Bytes:
 
 
 class Table:
-    """One table; fields are asked for by their number in the schema."""
+    """One table; fields are accessed by their number in the schema."""
 
     def __init__(self, file: Bytes, at: int) -> None:
         self._file, self._at = file, at
@@ -66,7 +66,7 @@ class Table:
         size = file.number(_U16, fields + 2)
         inside = self._length >= 4 and fields + self._length <= len(file.data) and 4 <= size <= len(file.data) - at
         if not inside or self._length % 2:
-            raise damaged(f"the table at byte {at} leaves the file")
+            raise damaged(f"the table at byte {at} extends beyond the file")
         self._fields, self._size = fields, size
         file.charge(size + self._length)
 
@@ -81,7 +81,7 @@ class Table:
 
     @property
     def stored(self) -> list[int]:
-        """The numbers of the fields that the file states, those with the schema's default among them."""
+        """The numbers of the fields that the file states, including those with the schema's default."""
         count = (self._length - 4) // 2
         return [n for n in range(count) if self._file.number(_U16, self._fields + 4 + 2 * n)]
 
@@ -121,7 +121,7 @@ class Table:
         return [Table(self._file, at + self._file.number(_U32, at)) for at in places]
 
     def array(self, field: int, dtype: str) -> np.ndarray | None:
-        """A vector of numbers, as a copy; None where the field is absent."""
+        """A vector of numbers, as a copy; None if the field is absent."""
         kind = np.dtype(dtype).newbyteorder("<")
         found = self._vector(field, kind.itemsize)
         if found is None:
@@ -131,12 +131,12 @@ class Table:
         return np.frombuffer(self._file.data, kind, count, start).astype(dtype)
 
     def span(self, field: int) -> tuple[int, int] | None:
-        """Where a vector of bytes begins and ends; not read yet."""
+        """Where a vector of bytes begins and ends; it is not read yet."""
         found = self._vector(field, 1)
         return None if found is None else (found[0], found[0] + found[1])
 
     def text(self, field: int, limit: int = 1024) -> str:
-        """A string, cut to `limit` bytes; bytes that are no Unicode are replaced."""
+        """A string, truncated to `limit` bytes; bytes that are not valid Unicode are replaced."""
         found = self.span(field)
         if found is None:
             return ""

@@ -1,6 +1,6 @@
-"""Floats between codes: CAST or DEQUANTIZE, elementwise steps, QUANTIZE. They become one table of codes.
+"""Reads floats between codes: CAST or DEQUANTIZE, elementwise steps, QUANTIZE. They become one table of codes.
 
-A float tensor here is a function of at most two tensors of the graph. Nothing is made of it until a QUANTIZE reads it.
+A float tensor here is a function of at most two tensors of the graph. Nodes are only written when a QUANTIZE reads it.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _OUTSIDE = "Read the part before it, and compute it outside"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Floats as steps on the real values of codes; the numbers of values are those of `Chain`."""
+    """Floats as steps on the real values of codes; values are numbered as in `Chain`."""
 
     inputs: tuple[Codes, ...]
     sources: tuple[Source, ...]
@@ -28,13 +28,13 @@ class Piece:
 
     @property
     def last(self) -> int:
-        """The number of the value that it is."""
+        """The number of the value that it represents."""
         return len(self.inputs) + len(self.steps) - 1
 
 
 @reads("CAST", ignores=("from", "to"))
 def cast(walk: Walk, operator: Operator) -> None:
-    """Floats of integers that have no scale; of known whole numbers others."""
+    """Floats from integers without a scale; known whole numbers stay known."""
     stated, known = walk.output(operator), walk.numbers_of(operator, 0)
     if known is not None and stated.dtype in WHOLE_NUMBERS:
         walk.know(operator, known)
@@ -48,13 +48,13 @@ def cast(walk: Walk, operator: Operator) -> None:
 
 
 def hold(walk: Walk, output: FileTensor, x: Codes, source: Source) -> None:
-    """Keep floats that are the real values of a tensor."""
+    """Record floats that are the real values of a tensor."""
     walk.pieces[output.index] = Piece((x,), (source,), (), x.shape)
 
 
 @reads_pieces(*OPERATORS, ignores=("powers_of_two",))
 def step(walk: Walk, operator: Operator) -> None:
-    """One more step on floats that come from codes."""
+    """Add one step on floats that come from codes."""
     count = 1 if len(operator.inputs) == 1 else 2
     operands = [_operand(walk, operator, place) for place in range(count)]
     parts = [part for part in operands if isinstance(part, Piece)]
@@ -127,7 +127,7 @@ def quantize(walk: Walk, operator: Operator) -> None:
 
 
 def _from_zero(walk: Walk, x: Codes, source: Source, name: str) -> Codes:
-    """The integers as rows of a table, whose first is that of the least of them."""
+    """The integers as rows of a table, counted from the lowest of them."""
     if not source.low:
         return x
     rows = walk.between(f"{name}/rows", x.shape, x)

@@ -1,6 +1,6 @@
-"""Float parts of a model: FULLY_CONNECTED and CONV_2D with integers as weights ("dynamic range"), and what is between.
+"""Float parts of a model: FULLY_CONNECTED and CONV_2D with integer weights ("dynamic range"), and the steps between.
 
-The steps are those whose bits are certain: sums, products and bounds of floats, and what only moves them.
+Only steps whose bits are certain are read: sums, products and bounds of floats, and what only moves them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _BINARY = {"ADD": "add", "SUB": "sub", "MUL": "mul", "MAXIMUM": "max", "MINIMUM"
 
 @reads_floats("FULLY_CONNECTED", ignores=("bias_type",))
 def fully_connected(walk: Walk, operator: Operator) -> None:
-    """Rows of floats, which get codes at run time, times a matrix (out, in)."""
+    """Rows of floats, which are quantized at run time, times a matrix (out, in)."""
     if operator.options["format"]:
         raise Unsupported("its weights are shuffled", "Convert the model again without that option")
     x, stored = walk.floats_of(operator, 0), walk.operand(operator, 1)
@@ -46,7 +46,7 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
     constants = {"kernel": walk.held(operator, 1, kernel, grid)}
     constants |= _bias(walk, operator, n)
     attributes = {"symmetric": not operator.options["asymmetric"], "summed": 1, "features": [n]}
-    y = _behind(walk, operator, (*rows, n))
+    y = _before_activation(walk, operator, (*rows, n))
     walk.marks[y.name] = _mark(stored)
     walk.node("dynamic_dot", [x], y.name, attributes, constants)
     _activated(walk, operator, y)
@@ -54,7 +54,7 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
 
 @reads_floats("CONV_2D", ignores=("bias_type",))
 def conv(walk: Walk, operator: Operator) -> None:
-    """A convolution of floats, which get codes at run time, with a kernel (out, height, width, in)."""
+    """A convolution of floats, which are quantized at run time, with a kernel (out, height, width, in)."""
     x, stored = walk.floats_of(operator, 0), walk.operand(operator, 1)
     if stored.span is None or stored.dtype != "int8":
         raise Unsupported(
@@ -70,7 +70,7 @@ def conv(walk: Walk, operator: Operator) -> None:
     kernel, grid = _kernel(walk, stored)
     constants = {"kernel": walk.held(operator, 1, kernel, grid), **_bias(walk, operator, stored.shape[0])}
     attributes = {"symmetric": False, "strides": strides, "padding": padding, "rhs_dilation": dilation}
-    y = _behind(walk, operator, (x.shape[0], *sizes, stored.shape[0]))
+    y = _before_activation(walk, operator, (x.shape[0], *sizes, stored.shape[0]))
     walk.marks[y.name] = WINDOWS
     walk.node("dynamic_conv", [x], y.name, attributes, constants)
     _activated(walk, operator, y)
@@ -111,7 +111,7 @@ def binary(walk: Walk, operator: Operator) -> None:
         operands.append(operand)
     program.append([_BINARY[operator.name], operands, []])
     fused = operator.name not in ("MAXIMUM", "MINIMUM")
-    y = _behind(walk, operator, shape) if fused else _result(walk, operator, shape)
+    y = _before_activation(walk, operator, shape) if fused else _result(walk, operator, shape)
     _island(walk, y.name, flowing, program, constants)
     if fused:
         _activated(walk, operator, y)
@@ -170,7 +170,7 @@ def _mark(stored: FileTensor) -> str:
 
 
 def _side(walk: Walk, operator: Operator, place: int) -> Any:
-    """A float tensor that flows, or the numbers of a constant."""
+    """A float tensor, or the numbers of a constant."""
     tensor = walk.operand(operator, place)
     if tensor.span is not None and tensor.dtype == "float32":
         return walk.array(tensor)
@@ -185,8 +185,8 @@ def _result(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
     return walk.codes[tensor.index]
 
 
-def _behind(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
-    """What an operator computes before the activation that is fused into it."""
+def _before_activation(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
+    """The result of an operator before the activation that is fused into it."""
     if not operator.options["activation"]:
         return _result(walk, operator, shape)
     return walk.between(f"{walk.name_of(operator)}/sum", shape, Codes("", (), "float32", None))
@@ -222,7 +222,7 @@ def _reshape(shape: Sequence[int]) -> list[Any]:
 
 
 def _island(walk: Walk, name: str, inputs: Sequence[Codes], program: list[Any], constants: dict[str, str]) -> None:
-    """A node of float steps; ["step", i] is the result of the i-th of them, the last one the output."""
+    """A node of float steps; ["step", i] is the result of step i, and the last one is the output."""
     count = len(inputs)
 
     def placed(operand: list[Any]) -> list[Any]:

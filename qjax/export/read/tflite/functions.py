@@ -1,8 +1,8 @@
 """Elementwise functions, which are tables of codes, and SOFTMAX.
 
-A table holds what the target's own kernel computes: qjax knows it for LOGISTIC and TANH of int8 codes; for all others
-the installed runtime is asked, code by code (`trial`). A target that is no runtime of .tflite files has the correctly
-rounded table of the real function.
+A table contains what the target's own kernel computes. qjax knows it for LOGISTIC and TANH of int8 codes; for all
+others the installed runtime is run, code by code (`run_kernel`). A target that is no runtime of .tflite files has the
+correctly rounded table of the real function.
 """
 
 import math
@@ -60,13 +60,15 @@ def _expression(operator: Operator) -> Expression:
 
 @reads(*_STEPS, "LEAKY_RELU", "GELU")
 def function(walk: Walk, operator: Operator) -> None:
-    """A table; the codes of a runtime's kernel are found when the target is known."""
+    """A table; the codes of a runtime's kernel are computed when the target is known."""
     x = walk.codes_of(operator, 0)
     q = x.quantization
     name, grid = walk.result(operator, x.shape)
     output = walk.output(operator)
     if output.dtype != x.dtype:
-        raise Unsupported(f"codes of {x.dtype} become {output.dtype}", "Give both sides the same bits")
+        raise Unsupported(
+            f"codes of {x.dtype} become {output.dtype}", "Use the same number of bits for input and output"
+        )
     options = {
         "LEAKY_RELU": lambda: {"alpha": float(np.uint32(operator.options["alpha"]).view(np.float32))},
         "GELU": lambda: {"approximate": bool(operator.options["approximate"])},
@@ -109,22 +111,25 @@ def prelu(walk: Walk, operator: Operator) -> None:
 
 @reads("SOFTMAX")
 def softmax(walk: Walk, operator: Operator) -> None:
-    """Shares along the last axis; whether the target's kernel is known is seen when the target is."""
+    """Softmax along the last axis; whether the target's kernel is known is checked when the target is."""
     x = walk.codes_of(operator, 0)
     beta = float(np.uint32(operator.options["beta"]).view(np.float32))
     if beta != 1:
-        raise Unsupported(f"a beta of {beta:.6g}", "Multiply its input before, or leave beta at 1")
+        raise Unsupported(f"a beta of {beta:.6g}", "Multiply its input first, or leave beta at 1")
     if not x.shape or not x.shape[-1]:
         raise bad(operator, f"an input of {x.shape}")
     name, _ = walk.result(operator, x.shape)
     if (x.dtype, walk.output(operator).dtype) not in _SOFTMAX:
-        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+        raise Unsupported(
+            f"codes of {x.dtype} become {walk.output(operator).dtype}",
+            "Use the same number of bits for input and output",
+        )
     walk.node("softmax", [x], name, {"axes": [axis_of(-1, len(x.shape), operator)]})
 
 
 @reads("LOG_SOFTMAX")
 def log_softmax(walk: Walk, operator: Operator) -> None:
-    """Logarithms of shares along the last axis, at the one scale and zero point that its kernels have."""
+    """Log-softmax along the last axis, with the only scale and zero point that its kernels support."""
     x, stated = walk.codes_of(operator, 0), walk.output(operator)
     if not x.dtype == stated.dtype == "int8":
         raise Unsupported(f"codes of {x.dtype} become {stated.dtype}", "Use int8 for both")

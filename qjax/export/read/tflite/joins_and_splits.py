@@ -1,4 +1,4 @@
-"""Operators that join tensors along an axis, or take one apart."""
+"""Operators that concatenate tensors along an axis, or split one."""
 
 import numpy as np
 
@@ -17,47 +17,49 @@ _IDENTITY = Expression((("mul", (0, (1.0).hex())),))
 
 @reads("CONCATENATION")
 def concatenation(walk: Walk, operator: Operator) -> None:
-    """Codes side by side."""
+    """Concatenated codes."""
     if operator.inputs and all(walk.numbers_of(operator, i) is not None for i in range(len(operator.inputs))):
         parts = [np.atleast_1d(walk.numbers(operator, i)) for i in range(len(operator.inputs))]
         if any(part.ndim != 1 for part in parts):
-            raise Unsupported("it joins tables of whole numbers", NUMBERS)
+            raise Unsupported("it concatenates tables of whole numbers", NUMBERS)
         axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate(parts))
         return
     if operator.options["activation"]:
         raise Unsupported("an activation", "Its kernels have none for codes")
-    _joined(walk, operator, [_part(walk, operator, i) for i in range(len(operator.inputs))], operator.options["axis"])
+    _join_parts(
+        walk, operator, [_read_part(walk, operator, i) for i in range(len(operator.inputs))], operator.options["axis"]
+    )
 
 
 @reads("PACK")
 def pack(walk: Walk, operator: Operator) -> None:
-    """Tensors along a new axis."""
+    """Tensors stacked along a new axis."""
     count = len(operator.inputs)
     if count != operator.options["count"] or not count:
         raise bad(operator, f"{operator.options['count']} values stated, {count} given")
     numbers = [walk.numbers_of(operator, i) for i in range(count)]
     if all(n is not None and n.size == 1 for n in numbers):
         if any(n is not None and n.ndim for n in numbers):
-            raise Unsupported("it joins tables of whole numbers", NUMBERS)
+            raise Unsupported("it concatenates tables of whole numbers", NUMBERS)
         axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate([np.reshape(n, (1,)) for n in numbers if n is not None]))
         return
-    parts = [_part(walk, operator, i) for i in range(count)]
+    parts = [_read_part(walk, operator, i) for i in range(count)]
     axis = axis_of(operator.options["axis"], len(parts[0].shape) + 1, operator)
     name = walk.name_of(operator)
     wide = [walk.between(f"{name}/part", (*p.shape[:axis], 1, *p.shape[axis:]), p) for p in parts]
     for part, with_axis in zip(parts, wide, strict=True):
         walk.node("reshape", [part], with_axis.name, {"shape": list(with_axis.shape)})
-    _joined(walk, operator, wide, axis)
+    _join_parts(walk, operator, wide, axis)
 
 
-def _part(walk: Walk, operator: Operator, place: int) -> Codes:
-    """Codes, or whole numbers where the result is whole numbers."""
+def _read_part(walk: Walk, operator: Operator, place: int) -> Codes:
+    """Codes, or whole numbers if the result is whole numbers."""
     return (walk.flowing if walk.output(operator).dtype == "int32" else walk.codes_of)(operator, place)
 
 
-def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> None:
+def _join_parts(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> None:
     if not parts:
         raise bad(operator, "no inputs")
     shape = list(parts[0].shape)
@@ -77,7 +79,7 @@ def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> 
 
 
 def _on_grid(walk: Walk, operator: Operator, part: Codes, name: str, grid: Quantization) -> Codes:
-    """The codes on the output's grid. Only the kernel of uint8 changes them, by a table that the runtime answers."""
+    """The codes on the output's grid. Only the kernel of uint8 changes them, by a table that the runtime computes."""
     q = part.quantization
     same = q.scale == grid.scale and q.zero_point == grid.zero_point
     if same or operator.name != "CONCATENATION" or (part.dtype, walk.output(operator).dtype) != ("uint8", "uint8"):
@@ -91,7 +93,7 @@ def _on_grid(walk: Walk, operator: Operator, part: Codes, name: str, grid: Quant
 
 @reads("UNPACK")
 def unpack(walk: Walk, operator: Operator) -> None:
-    """Every index of an axis as a tensor without it."""
+    """Every index of an axis as a tensor without that axis."""
     x = walk.codes_of(operator, 0)
     axis = axis_of(operator.options["axis"], len(x.shape), operator)
     if not len(operator.outputs) == operator.options["count"] == x.shape[axis]:

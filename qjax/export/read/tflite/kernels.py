@@ -1,7 +1,8 @@
-"""Operators whose kernel rounds differently from their runtime's other operators of the kind.
+"""Operators whose kernel rounds differently from their runtime's other operators of the same kind.
 
-A walk marks the nodes; this file states what a mark means under a target. Found by comparing every rule that qjax knows
-with ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one that is named, some for each other.
+A walk marks such nodes; this file defines what a mark means under a target. It was found by comparing every rule that
+qjax knows with ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the rule that is named, and some for
+every other.
 """
 
 import dataclasses
@@ -72,8 +73,8 @@ _OF_BIAS: Mapping[tuple[str, str, str], str | None] = {
 }
 """Operator of int16, type of its bias ("": it has none) and quantized_bias_type ("": not stated) -> mark.
 
-LiteRT takes the width of the sums from quantized_bias_type, TFLite Micro from the bias. A kernel that takes its bias
-for another width than it has reads the memory behind it.
+LiteRT takes the width of the sums from quantized_bias_type, TFLite Micro from the bias. A kernel that assumes another
+width than the bias has reads the memory behind it.
 """
 
 
@@ -81,7 +82,7 @@ def mark_of_bias(operator: str, bias: str, stated: str, groups: int) -> str | No
     """The mark of a product of int16 by int8; None for the kernel with sums of 64 bits, which all targets have.
 
     Raises:
-      Unsupported: no kernel takes such a bias.
+      Unsupported: no kernel supports such a bias.
     """
     if (operator, bias, stated) not in _OF_BIAS:
         raise Unsupported(
@@ -93,9 +94,9 @@ def mark_of_bias(operator: str, bias: str, stated: str, groups: int) -> str | No
 
 
 _UINT8 = Weighted("double_round", "f32")
-# With one input channel the only group makes it look like any other convolution to a target.
+# With one input channel there is only one group, so to a target it looks like any other convolution.
 _UINT8_DEPTHWISE = {"depthwise": _UINT8, "conv": _UINT8}
-# Sums of 32 bits of int16 become codes as those of int8 do, in LiteRT's own kernels: XNNPACK has none of int16.
+# LiteRT's own kernels requantize 32-bit sums of int16 like those of int8, because XNNPACK has none of int16.
 _AS_INT8: Mapping[str, str | Weighted | None] = {"wide": None, "wide_dot": None}
 _AS_INT8_X86 = {**_AS_INT8, "dot": Weighted("neon", "f32"), "dot_per_channel": Weighted("neon"), "conv": "neon"}
 _X86_32: Mapping[str, Mapping[str, str | Weighted | None]] = {
@@ -146,7 +147,7 @@ _UNKNOWN: Mapping[str, frozenset[str]] = {
     "tflite_xnnpack": frozenset({LOG_SOFTMAX, ODD_INT4_ROWS, SVDF8}),
     "tflite_xnnpack_arm": frozenset({LOG_SOFTMAX, RELU, RELU6, SVDF8, *_FLOATS, *_NARROW}),
 }
-"""target -> marks whose bits qjax does not have."""
+"""target -> marks whose bits qjax does not reproduce."""
 
 _MICRO_ABSENT = frozenset({MIXED, DEPTHWISE_32, TRANSPOSED_32, TRANSPOSED_UNSTATED})
 _LITERT_ABSENT = frozenset({DEPTHWISE_32, CONV_UNSTATED, TRANSPOSED_UNSTATED})
@@ -158,11 +159,11 @@ _ABSENT: Mapping[str, frozenset[str]] = {
         ("tflite_optimized_x86", "tflite_optimized_arm", "tflite_xnnpack", "tflite_xnnpack_arm"), _LITERT_ABSENT
     ),
 }
-"""target -> marks that its runtime refuses when it prepares a model, or whose bias it reads in another width."""
+"""target -> marks that its runtime refuses when it prepares a model, or whose bias it reads with another width."""
 
 
 def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
-    """A line per node that the target's runtime does not compute, or in a way that qjax does not know."""
+    """A line per node that the target's runtime does not compute, or computes in a way that qjax does not know."""
     unknown, absent = (table.get(target.name, frozenset[str]()) for table in (_UNKNOWN, _ABSENT))
     found: list[str] = []
     for name, mark in marks.items():
@@ -170,14 +171,14 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
             found.append(f"{name!r}: {target.name!r} has no {mark}. {_known(mark)}")
         elif mark in unknown:
             found.append(
-                f"{name!r}: {mark} has a kernel of its own under {target.name!r}, whose bits qjax does not have. "
+                f"{name!r}: {mark} has a kernel of its own under {target.name!r}, which qjax does not reproduce. "
                 f"{_known(mark)}"
             )
     return found
 
 
 def _known(mark: str) -> str:
-    """The cure: a target whose runtime computes a marked node as qjax does."""
+    """The cure: a target whose runtime computes a marked node in the same way as qjax."""
     for name in ("tflite_reference", "tflite_xnnpack", "tflite_micro"):
         if mark not in _UNKNOWN[name] | _ABSENT[name]:
             return f"Read it with target={name!r}"
@@ -185,7 +186,7 @@ def _known(mark: str) -> str:
 
 
 def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], target: targets.Target) -> Graph:
-    """The graph with the functions that a runtime has in tables of its own; tables: by node and role."""
+    """The graph with the functions for which a runtime has its own tables; tables: by node and role."""
     if target.lstm != "tflite_micro" or not tables:
         return graph
     tensors, known = dict(graph.tensors), dict[tuple[str, float], str]()
@@ -218,10 +219,10 @@ def targeted(
     tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
     if not asked:
         tables = {name: exact_codes(c) for name, c in functions.items() if isinstance(c, Chain) and not c.is_function}
-    quantized = _tabled(graph, functions, tables)
+    quantized = _put_tables(graph, functions, tables)
     made = assign(quantized, target)
-    # For some functions a target makes tables of its own, for all codes: put the file's tables back.
-    made = _tabled(made, functions, tables)
+    # For some functions a target computes its own tables for all codes, so put the file's tables back.
+    made = _put_tables(made, functions, tables)
     _check_softmax(made, target)
     rules = _RULES.get(target.name, {})
     for mark in sorted({mark for mark in marks.values() if mark in rules}):
@@ -234,7 +235,7 @@ def targeted(
     return made.replace(quantized=quantized)
 
 
-def _tabled(graph: Graph, functions: Mapping[str, Function | Chain], tables: Mapping[str, np.ndarray]) -> Graph:
+def _put_tables(graph: Graph, functions: Mapping[str, Function | Chain], tables: Mapping[str, np.ndarray]) -> Graph:
     """The graph with these tables, by node."""
     nodes, tensors = list(graph.nodes), dict(graph.tensors)
     for index, node in enumerate(nodes):
@@ -271,7 +272,7 @@ def _has_formula(function: Function | Chain) -> bool:
 
 
 def _check_softmax(graph: Graph, target: targets.Target) -> None:
-    # Of all operations, only softmax has a method among its attributes.
+    # Among all operations, only softmax has a method as an attribute.
     wrong = [node for node in graph.nodes if node.attributes.get("method") == "exact"]
     if wrong and target.name in RUNTIMES:
         listed = ", ".join(repr(node.name) for node in wrong)

@@ -10,15 +10,15 @@ from qjax.support.errors import Unsupported
 
 @reads("GATHER", "EMBEDDING_LOOKUP")
 def rows(walk: Walk, operator: Operator) -> None:
-    """Rows of a constant table, by indices that flow."""
+    """Rows of a constant table, by indices that are data."""
     table, indices = (0, 1) if operator.name == "GATHER" else (1, 0)
     if operator.name == "GATHER" and operator.options["batch_dims"]:
-        raise Unsupported("it gathers rows of its own for every example", "Gather along one axis for all of them")
+        raise Unsupported("it gathers different rows for every example", "Gather along one axis for all of them")
     if operator.name == "GATHER" and walk.numbers_of(operator, 0) is not None:
         raise Unsupported("it gathers whole numbers", NUMBERS)
     held, index = walk.operand(operator, table), walk.operand(operator, indices)
     if held.span is None or index.index not in walk.codes or (operator.name == "GATHER" and operator.options["axis"]):
-        _taken(walk, operator, table, indices)
+        _take_slices(walk, operator, table, indices)
         return
     x = walk.codes[index.index]
     if x.grid is not None or not held.shape or not held.size:
@@ -29,8 +29,8 @@ def rows(walk: Walk, operator: Operator) -> None:
     walk.node("embed", [x], name, {}, {"kernel": walk.held(operator, table, walk.array(held), grid)})
 
 
-def _taken(walk: Walk, operator: Operator, table: int, indices: int) -> None:
-    """Slices of a tensor that flows, or along another axis."""
+def _take_slices(walk: Walk, operator: Operator, table: int, indices: int) -> None:
+    """Slices of a computed tensor, or slices along another axis."""
     x, index = walk.flowing(operator, table), walk.operand(operator, indices)
     axis = axis_of(operator.options["axis"] if operator.name == "GATHER" else 0, len(x.shape), operator)
     count = x.shape[axis]

@@ -1,8 +1,8 @@
 """A .tflite file as plain values: tensors, operators with their options, inputs and outputs, all checked.
 
 What is impossible (an index without a tensor, data that is too short for a shape, an operator that reads what is not
-computed yet) is damage and raises at once. What is possible but has no integers here is left to the walk, which lists
-it.
+computed yet) is damage and raises an error at once. What is possible but has no integers here is left to the walk,
+which lists it.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ COMPILED = {
         "Read the .tflite file that the compiler was given",
     ),
 }
-"""name -> what it is, and the cure."""
+"""name -> a description, and the cure."""
 
 
 MAX_RANK = 8
@@ -56,11 +56,11 @@ VARIABLE = "a variable, which keeps its value from one run to the next"
 class FileTensor:
     """A tensor as the file states it.
 
-    span: the first byte of its data and the byte behind it; None for what is computed. scale: () floats where it has
-    no scales. blocks: of scales for groups along the last axis, the index of their tensor and the length of a group.
-    unusual: what about it the graph cannot express (a variable, sparse weights), or "". shaped: "yes", or "empty" or
-    "no" where the shape is () because the file states an empty one without a rank, or none: then it follows from the
-    operators.
+    span: the first byte of its data and the byte after it; None for a computed tensor. scale: () floats if it has no
+    scales. blocks: for scales of groups along the last axis, the index of their tensor and the length of a group.
+    unusual: a property that the graph cannot express (a variable, sparse weights), or "". shaped: "yes", or "empty" or
+    "no" if the shape is () because the file states an empty one without a rank, or none: then the operators determine
+    it.
     """
 
     index: int
@@ -83,9 +83,9 @@ class FileTensor:
 
 
 class Options(Mapping[str, Any]):
-    """The fields of an operator's options, which remember whether anybody looked at them.
+    """The fields of an operator's options, which record whether anybody read them.
 
-    What no reader looks at may select another kernel of the runtime, so `overlooked` makes it an error.
+    A field that no reader looks at may select another kernel of the runtime, so `overlooked` makes it an error.
     """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -103,16 +103,16 @@ class Options(Mapping[str, Any]):
         return len(self._values)
 
     def overlooked(self, ignored: Collection[str]) -> dict[str, Any]:
-        """The fields with another value than the schema's default that nobody looked at."""
+        """The fields with another value than the schema's default that nobody read."""
         rest = self._values.keys() - self._seen - set(ignored)
         return {field: self._values[field] for field in sorted(rest) if self._values[field] != self._defaults[field]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside.
+    """One operator. inputs: indices of tensors, -1 for an optional one that is absent. intermediates: those inside.
 
-    unusual: what about it no reader knows (a newer version, fields that are not in the schema), or "".
+    unusual: a property that no reader knows (a newer version, fields that are not in the schema), or "".
     """
 
     index: int
@@ -129,7 +129,7 @@ class Model:
     """One subgraph; metadata by name.
 
     subgraphs: how many there are. signatures: the subgraphs that the file offers to callers, by name. once: those that
-    CALL_ONCE names.
+    CALL_ONCE runs.
     """
 
     data: bytes
@@ -218,7 +218,7 @@ def parse(data: bytes, signature: str | None = None) -> Model:
 
 def _span(table: Table, size: int) -> tuple[int, int] | None:
     start, length = table.scalar(1, "u64"), table.scalar(2, "u64")
-    # Files above 2 GB keep their data behind the flatbuffer. 0 and 1 mean that it is inside.
+    # Files above 2 GB store their data after the flatbuffer. 0 and 1 mean that it is inside.
     if start > 1:
         if start + length > size:
             raise damaged(f"a buffer of {length} bytes at byte {start} of {size}")
@@ -276,7 +276,7 @@ _NO_OPTIONS: tuple[int | None, Fields] = (None, {})
 
 
 def _field(held: Table | None, number: int, form: str, default: int) -> Any:
-    """A field of options; held: None has them all at their defaults."""
+    """A field of options; held: None means that all fields have their defaults."""
     if form == "text":
         return "" if held is None else held.text(number)
     if form == "ints":
@@ -287,11 +287,11 @@ def _field(held: Table | None, number: int, form: str, default: int) -> Any:
 
 _OPERATOR_FIELDS = 14
 _TENSOR_FIELDS = 11
-"""How many fields a table has in the schema that is read here."""
+"""How many fields a table has in the schema that this reader knows."""
 
 
 def _unusual(name: str, version: int, table: Table, held: Table | None) -> str:
-    """What about a builtin operator no reader knows."""
+    """A property of a builtin operator that no reader knows, or ""."""
     newest = NEWEST.get(name, 1)
     if version > newest:
         return f"it has version {version}, and qjax knows {name} up to version {newest}"
@@ -376,14 +376,14 @@ def _sizes(table: Table, field: int, where: str, least: int = 0) -> tuple[int, .
 
 
 def _check_order(model: Model) -> None:
-    """Every tensor is computed once, and before it is read."""
+    """Check that every tensor is computed once, and before it is read."""
     known = {tensor.index for tensor in model.tensors if tensor.span is not None}
     for index in model.inputs:
         if index in known:
             raise damaged(f"input {model.tensors[index].name[:60]!r} is listed twice, or has data")
         known.add(index)
     for operator in model.operators:
-        # A tensor without elements may have no data. Compiled programs have working memory among their inputs.
+        # A tensor without elements may have no data. Compiled programs list working memory among their inputs.
         read = () if operator.name in COMPILED else operator.inputs
         for index in read:
             if index >= 0 and index not in known and model.tensors[index].size and not model.tensors[index].unusual:

@@ -21,7 +21,7 @@ def transpose(walk: Walk, operator: Operator) -> None:
 
 @reads("BROADCAST_TO")
 def broadcast(walk: Walk, operator: Operator) -> None:
-    """Axes of size 1 repeat."""
+    """Repeat axes of size 1."""
     x = walk.tensor_of(operator, 0)
     shape = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     first = len(shape) - len(x.shape)
@@ -49,7 +49,7 @@ def reverse(walk: Walk, operator: Operator) -> None:
 
 @reads("PAD", "PADV2")
 def pad(walk: Walk, operator: Operator) -> None:
-    """Codes around the codes."""
+    """Padding around the codes."""
     x = walk.tensor_of(operator, 0)
     pairs = walk.numbers(operator, 1)
     if pairs.shape != (len(x.shape), 2) or (pairs < 0).any():
@@ -78,7 +78,7 @@ def pad(walk: Walk, operator: Operator) -> None:
 
 @reads("REDUCE_MAX", "REDUCE_MIN")
 def extreme(walk: Walk, operator: Operator) -> None:
-    """The greatest or the least code along axes."""
+    """The greatest or the lowest code along axes."""
     op = "max" if operator.name == "REDUCE_MAX" else "min"
     x = walk.tensor_of(operator, 0)
     axes = axes_of(walk.numbers(operator, 1), len(x.shape), operator)

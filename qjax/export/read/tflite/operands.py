@@ -1,4 +1,4 @@
-"""What an operator reads: computed codes, constants, and known integers."""
+"""The inputs of operators: computed codes, constants, and known integers."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from qjax.graph.ir import Quantization, Tensor
 from qjax.support.errors import Unsupported
 
 KNOWN_ELEMENTS = 4096
-"""Whole numbers that are computed at reading (shapes, axes) are few."""
+"""Whole numbers that are computed while reading (shapes, axes) are at most this many."""
 
 
 class Operands(Draft):
@@ -42,7 +42,7 @@ class Operands(Draft):
         return self.names[self.operand(operator, place).index]
 
     def stated(self, operator: Operator, place: int) -> tuple[int, ...] | None:
-        """The shape that the file states for an operand that flows; None for numbers and constants."""
+        """The shape that the file states for an operand that is computed; None for numbers and constants."""
         tensor = self.operand(operator, place)
         return tensor.shape if tensor.index in self.codes else None
 
@@ -83,7 +83,7 @@ class Operands(Draft):
         return found
 
     def flowing(self, operator: Operator, place: int) -> Codes:
-        """An operand of codes, or of plain int32 or booleans; a constant becomes one of the graph."""
+        """An operand of codes, or of plain int32 or booleans; a constant becomes a tensor of the graph."""
         tensor = self.operand(operator, place)
         if tensor.index in self.codes or tensor.dtype not in INTEGERS:
             return self.tensor_of(operator, place)
@@ -100,7 +100,7 @@ class Operands(Draft):
         return Codes(name, tuple(value.shape), tensor.dtype, None, reach)
 
     def held(self, operator: Operator, place: int, value: np.ndarray, grid: Quantization | None = None) -> str:
-        """A constant made of an operand, under its name; one for all operators that read it alike."""
+        """A constant made from an operand, under its name; operators that read it in the same way share it."""
         name = self.name_at(operator, place)
         before = self.tensors.get(name)
         if before is None:
@@ -115,7 +115,7 @@ class Operands(Draft):
     # ------------------------------------------------------------------ as numbers
 
     def numbers(self, operator: Operator, place: int) -> np.ndarray:
-        """An operand of whole numbers that are known: axes, sizes."""
+        """An operand of known whole numbers, such as axes or sizes."""
         tensor = self.operand(operator, place)
         found = self.known_numbers(tensor)
         if found is None:
@@ -125,7 +125,7 @@ class Operands(Draft):
         return found
 
     def known_numbers(self, tensor: FileTensor) -> np.ndarray | None:
-        """Whole numbers that are known at reading, or None."""
+        """Whole numbers that are known while reading, or None."""
         if tensor.index in self.known:
             return self.known[tensor.index]
         if tensor.dtype not in WHOLE_NUMBERS or (tensor.span is None and tensor.size):
@@ -135,5 +135,5 @@ class Operands(Draft):
         return self.array(tensor) if tensor.span is not None else np.zeros(tensor.shape, tensor.dtype)
 
     def numbers_of(self, operator: Operator, place: int) -> np.ndarray | None:
-        """An operand, where it is whole numbers that are known; None for codes."""
+        """An operand if it is known whole numbers; None for codes."""
         return self.known_numbers(self.operand(operator, place))

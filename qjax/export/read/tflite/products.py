@@ -1,6 +1,6 @@
 """Products with weights and of activations: FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, BATCH_MATMUL.
 
-Kernels get the layouts of a conversion: (in, out) and (height, width, in, out).
+Kernels get the layouts that a conversion uses: (in, out) and (height, width, in, out).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from qjax.ops.windows import convolution, with_kernel
 from qjax.support.errors import Unsupported
 
 MAX_PADDING = 4096
-"""Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""
+"""Rows or columns that SAME may add, besides four times the existing ones: no kernel needs more."""
 
 
 @reads("FULLY_CONNECTED", ignores=("asymmetric",))
@@ -51,13 +51,13 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
         "rank": rank,
         "permutation": None,
     }
-    kernel = codes.T, _along(grid, 1)
+    kernel = codes.T, _move_channel_axis(grid, 1)
     _weighted(walk, operator, "dot", x, kernel, (*rows, features), attributes, 2)
 
 
 @reads("CONV_2D", "DEPTHWISE_CONV_2D")
 def conv(walk: Walk, operator: Operator) -> None:
-    """A convolution of NHWC, in groups where its kernel has fewer input channels than the input."""
+    """A convolution of NHWC; in groups if its kernel has fewer input channels than the input."""
     x, stored = walk.codes_of(operator, 0), walk.operand(operator, 1)
     _require_ranks(operator, x, stored)
     depthwise = operator.name == "DEPTHWISE_CONV_2D"
@@ -73,7 +73,7 @@ def conv(walk: Walk, operator: Operator) -> None:
         raise Unsupported(
             f"its depth_multiplier is {operator.options['multiplier']}, and its weights have {features} channels for "
             f"{channels} of the input",
-            "TFLite Micro computes with the one, LiteRT with the other: make the file with both alike",
+            "TFLite Micro computes with the former, LiteRT with the latter: make the file with both equal",
         )
     strides, dilation = strides_of(operator), dilation_of(operator)
     padding, sizes = windows(operator, x.shape[1:3], (height, width), strides, dilation)
@@ -84,12 +84,14 @@ def conv(walk: Walk, operator: Operator) -> None:
     elif not depthwise and groups > 1:
         walk.marks[walk.name_of(operator)] = GROUPED
     attributes = with_kernel(convolution(strides, padding, rhs_dilation=dilation, groups=groups))
-    _weighted(walk, operator, "conv", x, (codes, _along(grid, 3)), (x.shape[0], *sizes, features), attributes, 2)
+    _weighted(
+        walk, operator, "conv", x, (codes, _move_channel_axis(grid, 3)), (x.shape[0], *sizes, features), attributes, 2
+    )
 
 
 @reads("TRANSPOSE_CONV")
 def transpose_conv(walk: Walk, operator: Operator) -> None:
-    """A convolution of the input with zeros between its codes, and the kernel turned by half a circle."""
+    """A convolution of the input with zeros between its codes, and the kernel rotated by 180 degrees."""
     shape = _size_of_result(walk, operator)
     x, stored = walk.codes_of(operator, 2), walk.operand(operator, 1)
     _require_ranks(operator, x, stored)
@@ -112,12 +114,12 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
     if x.dtype in ("int8", "uint8"):
         walk.marks[walk.name_of(operator)] = TRANSPOSED if x.dtype == "int8" else CONV
     attributes = with_kernel(convolution([1, 1], padding, lhs_dilation=strides))
-    kernel = np.ascontiguousarray(turned), _along(grid, 3)
+    kernel = np.ascontiguousarray(turned), _move_channel_axis(grid, 3)
     _weighted(walk, operator, "conv", x, kernel, (x.shape[0], *shape[1:]), attributes, 3)
 
 
 def _size_of_result(walk: Walk, operator: Operator) -> list[int]:
-    """The shape as a constant; where it is an input of the model, what the file states for the result."""
+    """The shape as a constant; if it is an input of the model, the shape that the file states for the result."""
     if walk.operand(operator, 0).index in walk.model.inputs:
         stated = walk.output(operator)
         if stated.shaped != "yes":
@@ -158,7 +160,7 @@ def batch_matmul(walk: Walk, operator: Operator) -> None:
 
 
 def _require_one_scale(walk: Walk, operator: Operator) -> None:
-    """LiteRT's kernels of codes take the scale of a tensor with one; with several it is 0, and so is every product."""
+    """Check for one scale: LiteRT's kernels of codes only read one; with several it is 0, and so is every product."""
     for place in (0, 1):
         tensor = walk.operand(operator, place)
         if tensor.scale.size > 1:
@@ -179,11 +181,14 @@ def _weighted(
     attributes: dict[str, Any],
     bias: int,
 ) -> None:
-    """The node of a product with weights; bias: its place among the operands."""
+    """The node of a product with weights; bias: its index among the operands."""
     codes, grid = kernel
     name, y = walk.result(operator, shape)
     if walk.output(operator).dtype != x.dtype:
-        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+        raise Unsupported(
+            f"codes of {x.dtype} become {walk.output(operator).dtype}",
+            "Use the same number of bits for input and output",
+        )
     constants = {
         "kernel": walk.held(operator, 1, np.ascontiguousarray(codes), grid),
         "bias": _bias(walk, operator, bias, x, shape[-1], name),
@@ -197,7 +202,7 @@ def _weighted(
 
 
 def _types_of_sums(walk: Walk, operator: Operator, place: int) -> tuple[str, str]:
-    """The type of the bias, and the one that the options state for it; "" where there is none."""
+    """The type of the bias, and the one that the options state for it; "" if there is none."""
     number = operator.options.get("bias_type", 0)
     if not 0 <= number < len(TENSOR_TYPES):
         raise bad(operator, f"a quantized_bias_type with the number {number}")
@@ -223,7 +228,7 @@ def _bias(walk: Walk, operator: Operator, place: int, x: Codes, features: int, n
 
 
 def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[np.ndarray, Quantization]:
-    """The kernel as it lies in the file, its zero point taken off; channels: the axis that may have scales."""
+    """The kernel in the file's layout, with its zero point subtracted; channels: the axis that may have scales."""
     tensor = walk.operand(operator, 1)
     low, high = code_range(tensor) if tensor.dtype in ("int4", "int8", "uint8") else (0, 0)
     if low == high or tensor.span is None:
@@ -240,14 +245,17 @@ def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[np
     if (zero_point != offset).any() or (offset and tensor.dtype != "uint8"):
         raise Unsupported(f"its signed weights {tensor.name!r} have a zero point", "Its kernel takes it as 0")
     if (tensor.dtype == "uint8") != (x.dtype == "uint8"):
-        raise Unsupported(f"weights of {tensor.dtype} meet codes of {x.dtype}", "No kernel of the runtime does this")
+        raise Unsupported(
+            f"weights of {tensor.dtype} are multiplied by codes of {x.dtype}", "No kernel of the runtime does this"
+        )
     codes = walk.array(tensor)
     low, high = low - offset, high - offset
     if tensor.dtype == "uint8":
         fits = low >= -128 and high <= 127
         codes = (codes.astype(np.int32) - offset).astype(np.int8 if fits else np.int16)
     elif not (codes == low).any():
-        # The least code does not occur: converters write symmetric weights, with as many codes below zero as above.
+        # The lowest code does not occur, because converters write symmetric weights with as many codes below zero as
+        # above.
         low = low + 1
     one = scale.size == 1
     axes = () if one else (channels,)
@@ -255,7 +263,7 @@ def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[np
     return codes, Quantization(np.asarray(held), np.zeros(np.shape(held), np.int32), low, high, axes)
 
 
-def _along(grid: Quantization, axis: int) -> Quantization:
+def _move_channel_axis(grid: Quantization, axis: int) -> Quantization:
     """The grid of a kernel whose channels moved to another axis."""
     return Quantization(grid.scale, grid.zero_point, grid.qmin, grid.qmax, (axis,) if grid.axes else ())
 

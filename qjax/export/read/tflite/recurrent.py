@@ -1,6 +1,6 @@
 """UNIDIRECTIONAL_SEQUENCE_LSTM of int8 with an int16 cell, step by step, and SVDF of int8.
 
-Their variables, such as the hidden state, are inputs of the graph, and outputs behind the call: `variables`.
+Their variables, such as the hidden state, become inputs and outputs of the graph: see `variables`.
 """
 
 import numpy as np
@@ -45,9 +45,9 @@ def lstm(walk: Walk, operator: Operator) -> None:
     for step in range(steps):
         now = _step(walk, operator, x, step, 0 if major else 1)
         last = step == steps - 1
-        cell = _named(walk, after[1], c) if last else walk.between(f"{output}/cell{step}", c.shape, c)
+        cell = _name_variable(walk, after[1], c) if last else walk.between(f"{output}/cell{step}", c.shape, c)
         walk.node("lstm_cell", [now, h, c], cell.name, attributes, held["cell"])
-        hidden = _named(walk, after[0], h) if last else walk.between(f"{output}/hidden{step}", h.shape, h)
+        hidden = _name_variable(walk, after[0], h) if last else walk.between(f"{output}/hidden{step}", h.shape, h)
         walk.node("lstm_hidden", [now, h, cell], hidden.name, attributes, held["hidden"])
         h, c = hidden, cell
         outs.append(h)
@@ -67,7 +67,7 @@ def _require_plain(walk: Walk, operator: Operator) -> None:
         if walk.has(operator, place):
             raise Unsupported(f"an LSTM with {what}", _PLAIN)
     if not walk.has(operator, 1):
-        raise Unsupported("an LSTM whose input gate is that of forgetting", _PLAIN)
+        raise Unsupported("an LSTM whose input and forget gates are coupled", _PLAIN)
     activation = operator.options["activation"]
     if not 0 <= activation < len(ACTIVATIONS) or ACTIVATIONS[activation] != "TANH":
         raise Unsupported("an LSTM whose activation is not TANH", _PLAIN)
@@ -88,7 +88,7 @@ def _cell_bits(c: Codes) -> int:
 
 
 def _require_hidden(walk: Walk, operator: Operator, grid: Quantization) -> None:
-    """LiteRT takes the hidden state's scale from the fifth of the tensors that it keeps for itself."""
+    """LiteRT takes the hidden state's scale from the fifth of the operator's intermediate tensors."""
     if len(operator.intermediates) < 5:
         return
     held = walk.model.tensors[operator.intermediates[4]]
@@ -105,12 +105,12 @@ def _clip(operator: Operator, c: Codes) -> int:
         return 0
     found = {int(min(kind(clip) / kind(c.quantization.scale), 32767)) for kind in (np.float32, np.float64)}
     if len(found) > 1:
-        raise Unsupported(f"a clip of {clip:.6g}, which the runtimes round apart", "Use another bound")
+        raise Unsupported(f"a clip of {clip:.6g}, which the runtimes round differently", "Use another bound")
     return found.pop()
 
 
 def _weights(walk: Walk, operator: Operator, x: Codes, units: int, gates: tuple[int, ...]) -> dict[str, str]:
-    """The constants of some gates, side by side, under names of their own."""
+    """The constants of some gates, side by side, under new names."""
     kernels = [_matrix(walk, operator, 1 + gate, (units, x.shape[2])) for gate in gates]
     recurrent = [_matrix(walk, operator, 5 + gate, (units, units)) for gate in gates]
     biases = [_bias(walk, operator, 12 + gate, units) for gate in gates]
@@ -154,7 +154,7 @@ def _step(walk: Walk, operator: Operator, x: Codes, step: int, axis: int) -> Cod
     return walk.reshaped(x, flat, name)
 
 
-def _named(walk: Walk, tensor: FileTensor, of: Codes) -> Codes:
+def _name_variable(walk: Walk, tensor: FileTensor, of: Codes) -> Codes:
     """The tensor that a variable becomes."""
     return Codes(walk.add(tensor, of.shape, of.quantization), of.shape, of.dtype, of.grid)
 
@@ -168,7 +168,7 @@ def _function(operator: str, bits: int) -> Function:
 
 @reads("SVDF", ignores=("asymmetric",))
 def svdf(walk: Walk, operator: Operator) -> None:
-    """Features of the frame, which push the oldest ones out of the state, and the weighted sum of what is kept."""
+    """Features of the frame, which push the oldest ones out of the state, and the weighted sum of the state."""
     x, state = walk.codes_of(operator, 0), walk.codes_of(operator, 4)
     feature, time = walk.operand(operator, 1), walk.operand(operator, 2)
     rank = operator.options["rank"]
@@ -200,7 +200,7 @@ def svdf(walk: Walk, operator: Operator) -> None:
         both = walk.between(f"{name}/frames", before.shape, state)
         walk.node("concatenate", [kept, frames], both.name, {"axis": 2})
         frames = both
-    after = _named(walk, walk.output(operator, 1), state)
+    after = _name_variable(walk, walk.output(operator, 1), state)
     walk.node("reshape", [frames], after.name, {"shape": list(state.shape)})
     if time.span is None or time.dtype != state.dtype or time.scale.size != 1 or time.zero_point.any():
         raise Unsupported(f"its weights {time.name!r} are no constant of {state.dtype} with one scale", FLOATS)

@@ -1,4 +1,4 @@
-"""What an operator computes: tensors with the quantization parameters that the file states, and known integers."""
+"""The outputs of operators: tensors with the quantization parameters that the file states, and known integers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Results(Operands):
         """The tensor of integers or booleans that an operator computes, of that shape; reach: see `Codes`."""
         tensor = self.output(operator, place)
         if tensor.dtype != dtype:
-            raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", f"Make the model with {dtype} there")
+            raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", f"Make the model with {dtype} instead")
         name = self.add(tensor, tuple(shape), None)
         if reach is not None:
             self.codes[tensor.index] = dataclasses.replace(self.codes[tensor.index], reach=reach)
@@ -66,9 +66,9 @@ class Results(Operands):
         return self.between(f"{name}/flat", shape, Codes(name, (), own.dtype, own.quantization))
 
     def know(self, operator: Operator, value: np.ndarray) -> None:
-        """State whole numbers as the operator's output."""
+        """Record known whole numbers as the operator's output."""
         if value.size > KNOWN_ELEMENTS:
-            raise Unsupported(f"it makes {value.size} whole numbers", NUMBERS)
+            raise Unsupported(f"it returns {value.size} whole numbers", NUMBERS)
         self.known[self.output(operator).index] = value.astype(np.int64)
 
     def bounded(self, operator: Operator, shape: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Results(Operands):
             raise bad(operator, f"a result of {list(shape)}")
 
     def same_grid(self, operator: Operator, x: Codes, grid: Quantization) -> None:
-        """Refuse an operator that keeps codes, and states another grid for them."""
+        """Refuse an operator that does not change codes, but states another grid for its output."""
         q = x.quantization
         if q.scale != grid.scale or q.zero_point != grid.zero_point or x.dtype != self.output(operator).dtype:
             raise Unsupported(

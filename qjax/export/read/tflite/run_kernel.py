@@ -1,7 +1,7 @@
-"""The result of a runtime's kernel for every code, found by running it.
+"""Finds the result of a runtime's kernel for every code by running it.
 
 An elementwise kernel of codes is a table of 256 or 65,536 entries, whatever its formula: a model of that one operator
-is written and run by the runtime that is the target. Steps in floats between codes are such a table too (`chains`).
+is written and run by the runtime that is the target. Float steps between codes are such a table too (`chains`).
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Function:
 
 
 def codes_of(function: Function | Chain, target: str) -> np.ndarray:
-    """The codes that the kernel computes for every code of its input, in order; of a chain, for every pair.
+    """The codes that the kernel computes for every code of its input, in order; for a chain, for every pair.
 
     Raises:
       ReadError: the runtime is not installed, is not that of this machine, or has no such kernel.
@@ -70,7 +70,7 @@ def _model(function: Function) -> bytes:
 
 
 def _leaf(source: Source) -> str:
-    """The operator that makes floats of a source."""
+    """The operator that turns a source into floats."""
     return "CAST" if source.grid is None else "DEQUANTIZE"
 
 
@@ -113,7 +113,7 @@ def _run(model: bytes, inputs: Sequence[np.ndarray], target: str, what: str) -> 
         module = importlib.import_module(package)
     except ImportError:
         name = package.split(".")[0].replace("_", "-")
-        raise ReadError(f"{kernel}: qjax asks the runtime for its codes, and {name} is missing. {other}") from None
+        raise ReadError(f"{kernel}: qjax runs the runtime to get its codes, but {name} is missing. {other}") from None
     run = functools.partial(_litert, module, resolver) if resolver else functools.partial(_micro, module)
     try:
         return run(model, inputs)[0]

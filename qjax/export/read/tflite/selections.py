@@ -51,7 +51,7 @@ def compare(walk: Walk, operator: Operator) -> None:
 
 
 def _keeps_apart(dtype: str, scale: float, zero_point: int) -> bool:
-    """Whether the kernel's numbers, (q - z) 2^8 s in 32-bit fixed point, are as different as the codes."""
+    """Whether the kernel's numbers, (q - z) 2^8 s in 32-bit fixed point, differ whenever the codes do."""
     if dtype == "int16" or not scale < 1:
         return False
     info = np.iinfo(dtype)
@@ -74,7 +74,7 @@ def logic(walk: Walk, operator: Operator) -> None:
 
 @reads("SELECT", "SELECT_V2")
 def select(walk: Walk, operator: Operator) -> None:
-    """One tensor where the mask holds, else the other."""
+    """One tensor where the mask is true, else the other."""
     mask, on, off = (walk.flowing(operator, place) for place in range(3))
     if mask.dtype != "bool" or on.dtype != off.dtype:
         raise bad(operator, f"a choice of {on.dtype} and {off.dtype} by {mask.dtype}")
@@ -92,7 +92,7 @@ def select(walk: Walk, operator: Operator) -> None:
 
 @reads("ARG_MAX", "ARG_MIN", ignores=("type",))
 def argument(walk: Walk, operator: Operator) -> None:
-    """The first place of the greatest or least code, int32."""
+    """The first index of the greatest or lowest code, int32."""
     x = walk.codes_of(operator, 0)
     axis = _axis(walk, operator, 1, len(x.shape))
     assert x.quantization
@@ -113,10 +113,12 @@ def _axis(walk: Walk, operator: Operator, place: int, rank: int) -> int:
 
 @reads("TOPK_V2")
 def top_k(walk: Walk, operator: Operator) -> None:
-    """The greatest codes of the last axis in order, and their places."""
+    """The greatest codes of the last axis in order, and their indices."""
     x, number = walk.codes_of(operator, 0), walk.numbers(operator, 1)
     if number.size != 1 or not x.shape or not 1 <= int(number.reshape(())) <= min(x.shape[-1], 64):
-        raise Unsupported(f"the {number.reshape(-1)[:4]} greatest of {x.shape}", "Ask for 1 to 64 that there are")
+        raise Unsupported(
+            f"the {number.reshape(-1)[:4]} greatest of {x.shape}", "Ask for 1 to 64, and no more than there are"
+        )
     k, axis = int(number.reshape(())), len(x.shape) - 1
     shape = (*x.shape[:-1], k)
     name, grid = walk.result(operator, shape)
@@ -134,7 +136,7 @@ def top_k(walk: Walk, operator: Operator) -> None:
 
 
 def picked(walk: Walk, operator: Operator, x: Codes, rows: Mapping[int, Sequence[int]]) -> None:
-    """Indices along axes, one axis after the other."""
+    """Select indices along axes, one axis after the other."""
     name, places = walk.name_of(operator), sorted(rows)
     for axis in places:
         index = np.asarray(rows[axis], np.int32).reshape(-1, 1)
@@ -154,14 +156,14 @@ def picked(walk: Walk, operator: Operator, x: Codes, rows: Mapping[int, Sequence
 
 @reads("RESIZE_NEAREST_NEIGHBOR")
 def resize(walk: Walk, operator: Operator) -> None:
-    """Rows and columns of the image, by indices that the kernels compute in float32."""
+    """Select rows and columns of the image, by indices that the kernels compute in float32."""
     x, sizes = _image(walk, operator)
     rows = {axis: _nearest(operator, x.shape[axis], size) for axis, size in zip((1, 2), sizes, strict=True)}
     picked(walk, operator, x, rows)
 
 
 def _image(walk: Walk, operator: Operator) -> tuple[Codes, list[int]]:
-    """An image of codes, and the height and width that it becomes."""
+    """An image of codes, and the height and width of the result."""
     x = walk.codes_of(operator, 0)
     sizes = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(x.shape) != 4 or len(sizes) != 2 or min(sizes) < 1 or min(x.shape[1:3]) < 1 or max(sizes) > 2**16:
@@ -172,13 +174,13 @@ def _image(walk: Walk, operator: Operator) -> tuple[Codes, list[int]]:
 
 @reads("RESIZE_BILINEAR", ignores=("new_height", "new_width"))
 def resize_bilinear(walk: Walk, operator: Operator) -> None:
-    """Four codes with weights, which the target's kernel chooses."""
+    """A weighted sum of four codes, whose weights the target's kernel decides."""
     x, sizes = _image(walk, operator)
     name, grid = walk.result(operator, (x.shape[0], *sizes, x.shape[3]))
     walk.same_grid(operator, x, grid)
     corners, half = operator.options["align_corners"], operator.options["half_pixel_centers"]
     if corners and half:
-        raise bad(operator, "corners and the centers of pixels that both coincide")
+        raise bad(operator, "both corners and pixel centers that coincide")
     attributes = {"axes": [1, 2], "size": sizes, "align_corners": bool(corners), "half_pixel_centers": bool(half)}
     walk.node("resize_bilinear", [x], name, attributes)
 
@@ -189,14 +191,14 @@ def _nearest(operator: Operator, size: int, wanted: int) -> list[int]:
     corners_apart = corners and wanted > 1
     ratio = np.float32(size - 1) / np.float32(wanted - 1) if corners_apart else np.float32(size) / np.float32(wanted)
     place = (np.arange(wanted).astype(np.float32) + np.float32(0.5 if half else 0)) * ratio
-    # round of C: ties away from zero, and these are not negative
+    # C's round: ties away from zero, and these are not negative
     index = np.floor(place.astype(np.float64) + 0.5) if corners else np.floor(place)
     return [int(i) for i in np.clip(index, 0, size - 1)]
 
 
 @reads("MIRROR_PAD")
 def mirror(walk: Walk, operator: Operator) -> None:
-    """Codes around the edge, mirrored: with the edge itself (SYMMETRIC) or without (REFLECT)."""
+    """Codes mirrored around the edge: with the edge itself (SYMMETRIC) or without (REFLECT)."""
     x, pairs = walk.codes_of(operator, 0), walk.numbers(operator, 1)
     if operator.options["mode"] not in (0, 1):
         raise bad(operator, f"mode number {operator.options['mode']}")
@@ -216,7 +218,7 @@ def mirror(walk: Walk, operator: Operator) -> None:
 
 @reads("TILE")
 def tile(walk: Walk, operator: Operator) -> None:
-    """The codes several times along axes."""
+    """The codes repeated along axes."""
     x, times = walk.tensor_of(operator, 0), [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(times) != len(x.shape) or min(times, default=1) < 1:
         raise bad(operator, f"codes of {x.shape} {times} times")

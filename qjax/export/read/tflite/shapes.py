@@ -1,4 +1,4 @@
-"""Operators that change only the shape of codes, and shapes as known integers."""
+"""Operators that only change the shape of codes, and shapes as known integers."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def shape_of(walk: Walk, operator: Operator) -> None:
 
 @reads("RESHAPE")
 def reshape(walk: Walk, operator: Operator) -> None:
-    """The shape is an operand, or one of the options."""
+    """A reshape, whose shape is an operand or one of the options."""
     if walk.numbers_of(operator, 0) is not None:
         _number_reshape(walk, operator)
         return
@@ -29,13 +29,13 @@ def reshape(walk: Walk, operator: Operator) -> None:
 
 
 def reshaped_as(walk: Walk, operator: Operator, x: Codes) -> list[int]:
-    """The shape that a RESHAPE gives x."""
+    """The shape of x after a RESHAPE."""
     fixed = not walk.has(operator, 1) or walk.operand(operator, 1).span is not None
-    return _resolved(walk, operator, x, _asked(walk, operator), fixed)
+    return _resolve_shape(walk, operator, x, _requested_shape(walk, operator), fixed)
 
 
-def _asked(walk: Walk, operator: Operator) -> list[int]:
-    """The operand, where it is a vector of int32; the kernels take the option in place of any other."""
+def _requested_shape(walk: Walk, operator: Operator) -> list[int]:
+    """The operand if it is a vector of int32; otherwise the kernels use the option."""
     option: list[int] | None = operator.options["shape"]
     if walk.has(operator, 1):
         numbers = walk.numbers(operator, 1)
@@ -43,16 +43,16 @@ def _asked(walk: Walk, operator: Operator) -> list[int]:
             return [int(n) for n in numbers]
     if option is None:
         raise bad(operator, "no shape")
-    # old files write a scalar so
+    # old files write a scalar in this way
     return [] if option == [0] else option
 
 
-def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
-    """The shape without -1. fixed: it is the same for every batch, and states that of the file."""
+def _resolve_shape(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
+    """The shape without -1. fixed: whether it is the same for every batch, and contains that of the file."""
     shape = list(asked)
     stated = walk.stated(operator, 0)
     if fixed and stated is not None and x.shape != stated and shape and shape[0] != -1:
-        # The examples stay separate only if the batch is the first axis before and after.
+        # The examples remain separate only if the batch is the first axis before and after.
         if not stated or (x.shape[0], *x.shape[1:]) != (stated[0] * walk.scale, *stated[1:]):
             raise Unsupported("its shape is that of one batch", "Use -1 for the size of the batch")
         shape[0] *= walk.scale
@@ -70,7 +70,7 @@ def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fi
 
 def _number_reshape(walk: Walk, operator: Operator) -> None:
     known = walk.numbers(operator, 0)
-    shape = _asked(walk, operator)
+    shape = _requested_shape(walk, operator)
     if shape.count(-1) > 1 or min(shape, default=0) < -1 or (-1 not in shape and math.prod(shape) != known.size):
         raise bad(operator, f"{known.size} numbers as {shape}")
     rest = math.prod(n for n in shape if n != -1)
@@ -81,7 +81,7 @@ def _number_reshape(walk: Walk, operator: Operator) -> None:
 
 @reads("SQUEEZE")
 def squeeze(walk: Walk, operator: Operator) -> None:
-    """Axes of size 1 are dropped."""
+    """Drop axes of size 1."""
     known = walk.numbers_of(operator, 0)
     shape = known.shape if known is not None else walk.tensor_of(operator, 0).shape
     listed = operator.options["axes"] or []
@@ -95,7 +95,7 @@ def squeeze(walk: Walk, operator: Operator) -> None:
 
 @reads("EXPAND_DIMS")
 def expand_dims(walk: Walk, operator: Operator) -> None:
-    """An axis of size 1 is added."""
+    """Add an axis of size 1."""
     known = walk.numbers_of(operator, 0)
     shape = known.shape if known is not None else walk.tensor_of(operator, 0).shape
     number = walk.numbers(operator, 1)

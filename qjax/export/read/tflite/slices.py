@@ -13,7 +13,7 @@ from qjax.support.errors import Unsupported
 
 @reads("SLICE")
 def slice_(walk: Walk, operator: Operator) -> None:
-    """A box out of the codes."""
+    """A box of the codes."""
     x = walk.tensor_of(operator, 0)
     starts, sizes = ([int(n) for n in walk.numbers(operator, place).reshape(-1)] for place in (1, 2))
     if not len(starts) == len(sizes) == len(x.shape):
@@ -30,7 +30,7 @@ def slice_(walk: Walk, operator: Operator) -> None:
 
 
 def box_attributes(x: Codes, box: dict[int, tuple[int, int]], strides: Sequence[int] | None = None) -> dict[str, Any]:
-    """The attributes of a slice; an axis that is not in the box stays whole."""
+    """The attributes of a slice; an axis that is not in the box is complete."""
     ends = [box.get(axis, (0, size)) for axis, size in enumerate(x.shape)]
     return {
         "start": [start for start, _ in ends],
@@ -41,7 +41,7 @@ def box_attributes(x: Codes, box: dict[int, tuple[int, int]], strides: Sequence[
 
 @reads("STRIDED_SLICE")
 def strided_slice(walk: Walk, operator: Operator) -> None:
-    """A slice as Python's, with masks for ends that are left out and for axes that are dropped."""
+    """A slice like Python's, with masks for ends that are left out and for axes that are dropped."""
     if operator.options["ellipsis_mask"] or operator.options["new_axis_mask"]:
         raise Unsupported("it has an ellipsis or new axes", "State every axis")
     known = walk.numbers_of(operator, 0)
@@ -67,7 +67,7 @@ def strided_slice(walk: Walk, operator: Operator) -> None:
 
 
 def _range(operator: Operator, axis: int, size: int, stated: int, numbers: list[int | None]) -> range:
-    """The indices of one axis that are taken."""
+    """The selected indices of one axis."""
     begin, end, step = numbers
     dropped, open_begin, open_end = (
         operator.options[mask] >> axis & 1 for mask in ("shrink_axis_mask", "begin_mask", "end_mask")
@@ -77,14 +77,14 @@ def _range(operator: Operator, axis: int, size: int, stated: int, numbers: list[
         return range(size)
     index = begin + size if begin < 0 else begin
     if open_begin:
-        # also where the axis is dropped, other than in TensorFlow
+        # also if the axis is dropped, unlike in TensorFlow
         index = 0 if step > 0 else size - 1
     if dropped:
         return range(index, index + 1) if 0 <= index < size else range(0)
     if offset:
         end += min(max(index, 0), size)
     if begin == 0 and end == stated and step == 1:
-        # The slice takes the whole batch that the file states.
+        # The slice selects the whole batch that the file states.
         return range(size)
     first = None if open_begin else begin
     last = None if open_end else end
@@ -102,7 +102,7 @@ def _sliced(walk: Walk, operator: Operator, x: Codes, ranges: list[range], dropp
         ordered.append(found)
     box = {axis: (r[0], r[-1] + 1) if len(r) else (0, 0) for axis, r in enumerate(ordered)}
     strides = [r.step if len(r) > 1 else 1 for r in ordered]
-    # If an axis is taken to its end, set the limit to its size, so that it can follow the batch.
+    # If an axis is selected to its end, set the limit to its size, so that it can depend on the batch.
     box = {a: (s, x.shape[a] if e > s and x.shape[a] - e < strides[a] else e) for a, (s, e) in box.items()}
     shape = [len(r) for r in ordered]
     rest = [n for axis, n in enumerate(shape) if axis not in dropped]

@@ -1,4 +1,4 @@
-"""What operators read and compute: codes with their scale and zero point, axes, and the errors about them."""
+"""The inputs and outputs of operators: codes with their scale and zero point, axes, and the errors about them."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.graph.ir import INTEGER_DTYPES, Quantization
 from qjax.support.errors import Unsupported
 
-NUMBERS = "Only indices of an embedding may be whole numbers: compute with them before the model"
+NUMBERS = "Only indices of an embedding may be whole numbers: compute with them outside, before the model"
 FLOATS = (
     "Quantize the whole model to integers (full integer quantization with a representative dataset), or read the part "
     "that is: read(..., outputs=[...]) with names of quantized tensors"
@@ -20,12 +20,12 @@ FLOATS = (
 
 
 def bad(operator: Operator, what: str) -> ReadError:
-    """The error for an operator that cannot be what the file states."""
+    """The error for an operator that cannot be as the file states."""
     return damaged(f"operator {operator.index} ({operator.name}): {what}")
 
 
 def axis_of(number: int, rank: int, operator: Operator) -> int:
-    """An axis, counted from the end where it is negative."""
+    """An axis, counted from the end if it is negative."""
     if not -rank <= number < rank:
         raise bad(operator, f"axis {number} of {rank}")
     return number % rank
@@ -42,18 +42,18 @@ def volume(shape: Sequence[int]) -> int:
 
 
 CODES = ("int8", "uint8", "int16")
-"""What activations may be."""
+"""The types that activations may have."""
 
 WHOLE_NUMBERS = ("int32", "int64")
 INTEGERS = ("int32", "bool")
-"""What else may flow: indices and masks."""
+"""The other types of computed tensors: indices and masks."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:
-    """Codes that flow: a tensor of the graph, with its shape for this size of the batch.
+    """Computed codes: a tensor of the graph, with its shape for this batch size.
 
-    reach: of whole numbers, the least and the greatest that it can hold.
+    reach: for whole numbers, the lowest and the highest that it can contain.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Codes:
 
 
 def grid_of(tensor: FileTensor) -> Quantization:
-    """The one scale and zero point of a tensor of codes."""
+    """The only scale and zero point of a tensor of codes."""
     if tensor.scale.size != 1:
         what = "no scale" if not tensor.scale.size else f"{tensor.scale.size} scales"
         raise Unsupported(f"{tensor.name!r} has {what}", FLOATS)
@@ -86,7 +86,7 @@ def grid_of(tensor: FileTensor) -> Quantization:
 
 
 def scales(tensor: FileTensor, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """The scales and zero points of a tensor, float32 and int32, one each."""
+    """The scales and zero points of a tensor, float32 and int32, the same number of both."""
     scale, zero_point = tensor.scale, tensor.zero_point
     if not usable(scale):
         raise damaged(f"tensor {tensor.name[:60]!r}: {SCALES}, got {scale[:4]}")
@@ -98,7 +98,7 @@ def scales(tensor: FileTensor, low: int, high: int) -> tuple[np.ndarray, np.ndar
 
 
 def code_range(tensor: FileTensor) -> tuple[int, int]:
-    """The codes that a tensor's type can hold."""
+    """The codes of a tensor's type."""
     if tensor.dtype == "int4":
         return -8, 7
     if tensor.dtype not in INTEGER_DTYPES:
@@ -108,6 +108,6 @@ def code_range(tensor: FileTensor) -> tuple[int, int]:
 
 
 def kind_of(tensor: FileTensor) -> str:
-    """What a tensor is, in words."""
+    """A description of a tensor."""
     without = "" if tensor.scale.size or tensor.dtype not in CODES else " without a scale"
     return f"{tensor.dtype}{without}"

@@ -1,8 +1,10 @@
-"""State that a model keeps from one call to the next: its variables become inputs and outputs.
+"""State that a model stores between calls: its variables become inputs and outputs.
+
+    READ_VARIABLE(h), y = f(x, h), ASSIGN_VARIABLE(h, g(x, h))    ->    (x, h) -> (f(x, h), g(x, h))
 
 A streaming model reads a variable (READ_VARIABLE), appends what is new, and writes the rest back (ASSIGN_VARIABLE). The
-graph has an input for the value before the call and an output for the value behind it, so it has no state itself.
-CALL_ONCE names the subgraph with the first values; they are in the graph's metadata, "states".
+graph has an input for the value before the call and an output for the value after it, so it has no state itself.
+CALL_ONCE names the subgraph with the initial values; they are in the graph's metadata, "states".
 """
 
 import dataclasses
@@ -17,12 +19,12 @@ from qjax.support.errors import Problems, Unsupported
 
 KINDS = frozenset({"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
 RECURRENT = frozenset({"UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"})
-_KEPT = "Leave it out of the model, and keep the value outside"
+_KEPT = "Leave it out of the model, and store the value outside"
 
 
 @dataclasses.dataclass
 class State:
-    """One variable. before: the tensor that the call begins with. after: the one that it ends with."""
+    """One variable. before: the tensor with which the call begins. after: the one with which it ends."""
 
     name: str
     first: FileTensor
@@ -32,14 +34,14 @@ class State:
 
 
 def without_variables(model: Model) -> tuple[Model, list[State], Problems]:
-    """The model with its variables as inputs and outputs; those that are only read or only written are none."""
+    """The model with its variables as inputs and outputs; a variable that is only read or only written is an error."""
     model, own = _of_operators(model)
     changed, states, problems = _without_handles(model)
     return changed, [*own, *states], problems
 
 
 def _of_operators(model: Model) -> tuple[Model, list[State]]:
-    """Tensors that recurrent operators read and write: the value behind the call becomes another output of theirs."""
+    """Tensors that recurrent operators read and write: the value after the call becomes another of their outputs."""
     tensors, states, operators = list(model.tensors), list[State](), list[Operator]()
     readers = [index for operator in model.operators for index in operator.inputs if index >= 0]
     for operator in model.operators:
@@ -47,7 +49,7 @@ def _of_operators(model: Model) -> tuple[Model, list[State]]:
             held = tensors[index] if index >= 0 else None
             if held is None or held.unusual != VARIABLE or held.span is not None or readers.count(index) > 1:
                 continue
-            # a variable of int8 begins as its zero point, one of int16 as 0
+            # the initial value of a variable is its zero point for int8, and 0 for int16
             first = int(held.zero_point[0]) if held.dtype == "int8" and held.zero_point.size else 0
             before = dataclasses.replace(held, unusual="")
             after = dataclasses.replace(before, index=len(tensors), name=f"{held.name}/next")
@@ -82,7 +84,7 @@ def _without_handles(model: Model) -> tuple[Model, list[State], Problems]:
             elif operator.name == "VAR_HANDLE":
                 handles |= _handle(operator)
                 for index in operator.outputs:
-                    # the variable's own name is the input's
+                    # the input gets the variable's own name
                     tensors[index] = dataclasses.replace(tensors[index], name=f"{tensors[index].name}/handle")
             elif operator.name == "READ_VARIABLE":
                 state = _state(states, handles, operator)
@@ -106,7 +108,7 @@ def _without_handles(model: Model) -> tuple[Model, list[State], Problems]:
         except Unsupported as error:
             problems.found.append(error.at(f"operator {operator.index} {operator.name}"))
             if operator.name == "READ_VARIABLE":
-                # as an input, so that the operators that read it are looked at too
+                # as an input, so that the operators that read it are checked too
                 unknown += operator.outputs
     lasting = [state for state in states.values() if state.before is not None]
     for state in lasting:
@@ -126,7 +128,7 @@ def _without_handles(model: Model) -> tuple[Model, list[State], Problems]:
 
 
 def metadata_of(states: list[State], names: Sequence[str]) -> dict[str, Any]:
-    """What the graph says about its states: input, output and the code that fills the first value."""
+    """The graph's metadata about its states: input, output and the code that fills the initial value."""
     if not states:
         return {}
     rows = [{"input": names[s.before or 0], "output": names[s.after or 0], "first": s.value} for s in states]
@@ -147,12 +149,12 @@ def _state(states: Mapping[str, State], handles: Mapping[int, str], operator: Op
     if name is None:
         raise Unsupported("its variable comes from another operator than VAR_HANDLE", _KEPT)
     if name not in states:
-        raise Unsupported(f"no CALL_ONCE gives the variable {name!r} a first value", _KEPT)
+        raise Unsupported(f"no CALL_ONCE sets the initial value of the variable {name!r}", _KEPT)
     return states[name]
 
 
 def _first_values(model: Model) -> dict[str, State]:
-    """The states by name, from the subgraph that runs once: constants, each of one code."""
+    """The states by name, from the subgraph that runs once, in which each must be a constant of a single code."""
     handles, found = dict[int, str](), dict[str, State]()
     for operator in model.operators:
         if operator.name == "VAR_HANDLE":
@@ -160,10 +162,10 @@ def _first_values(model: Model) -> dict[str, State]:
         elif operator.name == "ASSIGN_VARIABLE" and len(operator.inputs) == 2 and operator.inputs[0] in handles:
             name, tensor = handles[operator.inputs[0]], model.tensors[operator.inputs[1]]
             if tensor.span is None:
-                raise Unsupported(f"the first value of {name!r} is no constant", _KEPT)
+                raise Unsupported(f"the initial value of {name!r} is no constant", _KEPT)
             values = np.unique(model.array(tensor))
             if values.size != 1:
-                raise Unsupported(f"the first value of {name!r} has several codes", _KEPT)
+                raise Unsupported(f"the initial value of {name!r} has several codes", _KEPT)
             found[name] = State(name, tensor, int(values[0]))
         else:
             raise Unsupported(f"{operator.name} in the subgraph that runs once", _KEPT)
@@ -171,7 +173,7 @@ def _first_values(model: Model) -> dict[str, State]:
 
 
 def _check_alike(state: State, tensor: FileTensor, other: FileTensor) -> None:
-    """A variable holds codes: whoever writes and whoever reads it must mean the same numbers."""
+    """Check that everyone who writes or reads a variable of codes uses the same scale and zero point."""
     alike = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
     scales = [t for t in (tensor, other) if t.scale.size]
     if len(scales) == 2:

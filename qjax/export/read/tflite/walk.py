@@ -1,8 +1,8 @@
-"""One reading of a model, for one size of its batch: operators in order, each through the handler of its name.
+"""One reading of a model, for one batch size: operators in order, each through the handler of its name.
 
-A handler finds its operands here (`operands`) and adds nodes with their structure, codes, biases and clamps
-(`results`); `qjax.assign.retarget` adds the rounding of a target. What has no integers is collected, so that one error
-lists all of it.
+A handler gets its operands here (`operands`) and adds nodes with their structure, codes, biases and clamps (`results`);
+`qjax.assign.retarget` adds the rounding of a target. Everything without integers is collected, so that one error lists
+all of it.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ Handler = Callable[["Walk", Operator], None]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads an operator.
+    """The handler of an operator.
 
-    ignores: fields of its options that no kernel of its types looks at. Each other field is looked at by the function,
-    or has the schema's default: see `Walk.read`.
+    ignores: fields of its options that no kernel of its types reads. Each other field is read by the function, or has
+    the schema's default: see `Walk.read`.
     """
 
     function: Handler
@@ -44,11 +44,11 @@ def _into(readers: dict[str, Reader], names: Sequence[str], ignores: tuple[str, 
 
 
 READERS: dict[str, Reader] = {}
-"""By the operator's name in the schema."""
+"""Handlers by the operator's name in the schema."""
 
 
 def reads(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
-    """Decorator: the function reads operators of these names."""
+    """Decorates the function that reads operators of these names."""
     return _into(READERS, names, ignores)
 
 
@@ -57,7 +57,7 @@ FLOAT_READERS: dict[str, Reader] = {}
 
 
 def reads_floats(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
-    """Decorator: the function reads operators of these names whose data are floats."""
+    """Decorates the function that reads operators of these names whose data are floats."""
     return _into(FLOAT_READERS, names, ignores)
 
 
@@ -66,26 +66,26 @@ PIECE_READERS: dict[str, Reader] = {}
 
 
 def reads_pieces(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
-    """Decorator: the function reads operators of these names whose data are floats that come from codes."""
+    """Decorates the function that reads operators of these names whose data are floats that come from codes."""
     return _into(PIECE_READERS, names, ignores)
 
 
 WHOLE_READERS: dict[str, Reader] = {}
-"""The same for operators of which all tensors are whole numbers."""
+"""The same for operators whose tensors are all whole numbers."""
 
 
 def reads_whole_numbers(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
-    """Decorator: the function reads operators of these names whose tensors are all whole numbers."""
+    """Decorates the function that reads operators of these names whose tensors are all whole numbers."""
     return _into(WHOLE_READERS, names, ignores)
 
 
 class Walk(Results):
-    """A model on its way to a graph.
+    """A model that is being turned into a graph.
 
     Args:
       model: the file.
       outputs: indices of the tensors that the graph computes.
-      scale: how many times the batch that the file states.
+      scale: the batch size, as a multiple of the one that the file states.
       batched: the inputs whose first axis is the batch.
     """
 
@@ -93,11 +93,11 @@ class Walk(Results):
         super().__init__(model, scale)
         self.inputs: list[str] = []
         self.floats: set[int] = set()
-        """Float tensors, with the codes of the QUANTIZE behind them or of the DEQUANTIZE before them."""
+        """Float tensors, with the codes of the QUANTIZE after them or of the DEQUANTIZE before them."""
         self.reals: dict[int, Codes] = {}
         """Float outputs, by their codes."""
         self.marks: dict[str, str] = {}
-        """Nodes whose kernels may round in a way of their own, see `kernels`."""
+        """Nodes whose kernels may round in their own way, see `kernels`."""
         self.pieces: dict[int, Any] = {}
         """Float tensors that come from codes, by their index in the file."""
         self.quotients: dict[str, tuple[str, np.ndarray, Codes]] = {}
@@ -115,7 +115,7 @@ class Walk(Results):
         self._computed = {index for operator in model.operators for index in operator.outputs}
 
     def shape_of(self, tensor: FileTensor) -> tuple[int, ...]:
-        """The shape that the operators gave a tensor; that of the file where they gave none."""
+        """The shape of a tensor that the operators determine; that of the file if they do not."""
         found = self.codes.get(tensor.index) or self.pieces.get(tensor.index)
         return tensor.shape if found is None else found.shape
 
@@ -135,14 +135,14 @@ class Walk(Results):
             except Unsupported as error:
                 self.problem(operator, error)
                 for index in operator.outputs:
-                    # Continue with the operators behind it, to report their problems too.
+                    # Continue with the following operators, to report their problems too.
                     self._pretend(self.model.tensors[index])
         self._float_inputs()
         outputs = [self._output(index) for index in self._wanted]
         return Graph(self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), "", self._metadata())
 
     def _read(self, operator: Operator) -> None:
-        """The nodes of an operator, of which nothing was overlooked that might select another kernel.
+        """Write the nodes of an operator, and check that nothing was overlooked that might select another kernel.
 
         Raises:
           Unsupported: it has no integers here, or something that its reader does not know.
@@ -173,7 +173,7 @@ class Walk(Results):
             )
 
     def _reader(self, operator: Operator) -> Reader | None:
-        """What reads an operator, by what flows into it."""
+        """The handler of an operator, by the type of its inputs."""
         read = (self.model.tensors[index] for index in operator.inputs if index >= 0)
         floats = any(tensor.dtype == "float32" and tensor.span is None for tensor in read)
         if operator.name in PIECE_READERS and any(index in self.pieces for index in operator.inputs):
@@ -186,7 +186,7 @@ class Walk(Results):
         return READERS.get(operator.name)
 
     def floats_of(self, operator: Operator, place: int) -> Codes:
-        """A float tensor that flows."""
+        """A computed float tensor."""
         tensor = self.operand(operator, place)
         if tensor.index in self.floats and tensor.index not in self.codes:
             self._sources[tensor.index] = self.add(tensor, self._shape_of_input(tensor), None)
@@ -204,7 +204,7 @@ class Walk(Results):
     # ------------------------------------------------------------------ what has no integers
 
     def problem(self, operator: Operator, error: Unsupported) -> None:
-        """Collect what an operator lacks."""
+        """Record why an operator cannot be read."""
         name = self.names[operator.outputs[0]] if operator.outputs else ""
         self.problems.found.append(error.at(f"operator {operator.index} {operator.name} ({name!r})"))
 
@@ -215,9 +215,9 @@ class Walk(Results):
         return f"{how}, and compute it outside"
 
     def _pretend(self, tensor: FileTensor) -> None:
-        """Take a tensor as the file states it, so that the operators that read it are looked at too.
+        """Accept a tensor as the file states it, so that the operators that read it are checked too.
 
-        No graph comes out any more. What states no scale stays unknown, and its readers say so.
+        No graph results any more. A tensor without a scale remains unknown, and its readers report it.
         """
         kinds = (*CODES, *WHOLE_NUMBERS, "bool")
         if tensor.index in self.codes or tensor.dtype not in kinds or tensor.shaped != "yes":
@@ -238,7 +238,7 @@ class Walk(Results):
                 "Name the outputs of the model, read(..., outputs=[...]), which leaves it out",
             )
         if tensor.dtype == "float32":
-            # The QUANTIZE operator that reads it makes its codes.
+            # The QUANTIZE operator that reads it computes its codes.
             self.floats.add(tensor.index)
             self.inputs.append("")
             return
@@ -251,18 +251,18 @@ class Walk(Results):
         self.inputs.append(self.add(tensor, shape, grid))
 
     def _is_cast(self, tensor: FileTensor) -> bool:
-        """Whether it is bytes, an image say, of which the model makes floats first."""
+        """Whether it is bytes (an image, for example) that the model first casts to floats."""
         readers = [operator for operator in self.model.operators if tensor.index in operator.inputs]
         return tensor.dtype == "uint8" and bool(readers) and all(operator.name == "CAST" for operator in readers)
 
     def _shape_of_input(self, tensor: FileTensor) -> tuple[int, ...]:
-        """The shape of an input for this size of the batch."""
+        """The shape of an input for this batch size."""
         if tensor.index not in self._batched:
             return tensor.shape
         return (tensor.shape[0] * self.scale, *tensor.shape[1:]) if tensor.shape else ()
 
     def quantized_input(self, operator: Operator, source: FileTensor) -> None:
-        """The codes of a float input as the graph's input."""
+        """The codes of a float input, as the graph's input."""
         output = self.output(operator)
         name = self.add(output, self._shape_of_input(source), grid_of(output))
         if source.index in self._sources:
@@ -276,7 +276,7 @@ class Walk(Results):
                 self.inputs[place] = self._sources.get(index, "")
                 if index not in self._sources and not self.problems:
                     name = self.model.tensors[index].name
-                    self.problems.add(f"input {name!r}", "floats without a QUANTIZE behind it", FLOATS)
+                    self.problems.add(f"input {name!r}", "floats without a QUANTIZE after it", FLOATS)
 
     def _output(self, index: int) -> str:
         tensor = self.model.tensors[index]

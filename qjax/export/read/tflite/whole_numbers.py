@@ -1,7 +1,7 @@
-"""Arithmetic of int32 that says where something is: quotients, products and sums of places, and GATHER_ND.
+"""Arithmetic of int32 that computes positions: quotients, products and sums of indices, and GATHER_ND.
 
-Every tensor of whole numbers carries the least and the greatest number that it can hold (`Codes.reach`). So it is
-known that nothing here leaves int32, and whether a place can be outside of its tensor.
+Every tensor of whole numbers has the lowest and the highest number that it can contain (`Codes.reach`). So it is known
+that nothing here exceeds int32, and whether an index can be outside of its tensor.
 """
 
 import math
@@ -15,7 +15,7 @@ from qjax.export.read.tflite.walk import Walk, reads, reads_whole_numbers
 from qjax.support.errors import Unsupported
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
-_BOUND = "Its numbers must be known to stay within int32, as the places of ARG_MAX are: compute it outside"
+_BOUND = "Its numbers must be known to stay within int32, as the indices of ARG_MAX are: compute it outside"
 
 _KNOWN: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "ADD": np.add,
@@ -29,7 +29,7 @@ _SUMS = {"ADD": "add", "SUB": "sub", "MUL": "mul"}
 
 @reads_whole_numbers(*_KNOWN, ignores=("powers_of_two",))
 def arithmetic(walk: Walk, operator: Operator) -> None:
-    """Whole numbers with whole numbers, all known or flowing."""
+    """Arithmetic of whole numbers, known or computed."""
     if operator.options.get("activation"):
         raise Unsupported("an activation of whole numbers", _BOUND)
     known = [walk.numbers_of(operator, place) for place in (0, 1)]
@@ -58,7 +58,7 @@ def _of_known(operator: Operator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         raise bad(operator, f"shapes {x.shape} and {y.shape}") from None
     value = np.asarray(exact, object)
     if value.size and (min(value.flat) < _LEAST or max(value.flat) > _MOST):
-        raise Unsupported("its result leaves int32", _BOUND)
+        raise Unsupported("its result exceeds int32", _BOUND)
     return value.astype(np.int64)
 
 
@@ -69,7 +69,7 @@ def _sum(walk: Walk, operator: Operator, x: Codes, y: Codes, shape: tuple[int, .
     low, high = min(ends), max(ends)
     rest = walk.multiples.get(y.name)
     if function == "sub" and rest is not None and rest[0] == x.name:
-        # x - (x / d) d is the rest of the division, whose bound is better known
+        # x - (x / d) d is the remainder of the division, for which a tighter bound is known
         _, divisor, held = rest
         name = walk.integers(operator, shape, "int32", reach=(0, int(divisor.max()) - 1))
         walk.node("logic", [x, held], name, {"function": "rem"})
@@ -87,7 +87,7 @@ def _sum(walk: Walk, operator: Operator, x: Codes, y: Codes, shape: tuple[int, .
 
 
 def _division(walk: Walk, operator: Operator, x: Codes, y: Codes, shape: tuple[int, ...]) -> None:
-    """Rounded down; the quotient of the graph is rounded towards zero, which is the same from 0 up."""
+    """A quotient rounded down; the graph's is rounded towards zero, which is the same for numbers from 0 up."""
     value = walk.tensors[y.name].value
     if value is None or not np.size(value) or np.any(np.asarray(value) < 1):
         raise Unsupported("its divisor is no constant above 0", "Divide by such a constant, or compute it outside")
@@ -106,7 +106,7 @@ def _division(walk: Walk, operator: Operator, x: Codes, y: Codes, shape: tuple[i
 
 @reads("GATHER_ND")
 def gather_nd(walk: Walk, operator: Operator) -> None:
-    """Slices at places that several axes have together: the axes become one, and a place is one number."""
+    """Slices at positions given by several indices: the axes are flattened to one, and so are the indices."""
     x, places = walk.flowing(operator, 0), walk.flowing(operator, 1)
     if places.grid is not None or places.dtype != "int32" or not places.shape:
         raise bad(operator, f"places of {places.dtype} with the shape {places.shape}")
@@ -138,7 +138,7 @@ def gather_nd(walk: Walk, operator: Operator) -> None:
 
 
 def _flat(walk: Walk, name: str, places: Codes, sizes: tuple[int, ...]) -> Codes:
-    """Places (..., axes) as numbers (..., 1); the runtime refuses those outside, and here they move to the edge."""
+    """Indices (..., axes) as numbers (..., 1); the runtime refuses those outside, here they are clipped."""
     last = [size - 1 for size in sizes]
     if places.reach[0] < 0 or places.reach[1] > min(last):
         ends = [np.zeros(len(sizes), np.int32), np.asarray(last, np.int32)]

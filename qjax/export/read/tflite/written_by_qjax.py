@@ -1,7 +1,7 @@
 """Reads back the graph that the TFLite emitter wrote.
 
 The file's metadata "qjax" names the nodes and tensors; scales and data are the file's. See `restored`: the graph is
-written again, and must come out as the file, operator for operator and byte for byte of its data.
+written again, and the result must equal the file, operator for operator and byte for byte of its data.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def read(model: Model) -> Graph:
 
 
 class _Claims:
-    """What the metadata says, with the data of the file."""
+    """The content of the metadata, with the data of the file."""
 
     def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
         self.model, self.facts = model, facts
@@ -74,7 +74,7 @@ class _Claims:
         finished: list[Node] = []
         for entry, node in zip(entries, made.nodes, strict=True):
             if dict(node.attributes) != entry["attributes"] or node.constants.keys() != entry["constants"].keys():
-                raise ValueError(f"node {node.name!r} is not what the target {target.name!r} makes of it")
+                raise ValueError(f"node {node.name!r} differs from what the target {target.name!r} computes for it")
             for role, name in entry["constants"].items():
                 if final[name] is None:
                     final[name] = self._tensor(name, np.asarray(made.constant(node, role)))
@@ -121,11 +121,11 @@ class _Claims:
         return dataclasses.replace(node, constants=constants, attributes=attributes)
 
     def _constants(self, entries: list[Any]) -> dict[str, np.ndarray]:
-        """The data of constants that the model has of itself."""
+        """The data of constants that belong to the model itself."""
         found: dict[str, np.ndarray] = {}
         computed = {*self.facts["inputs"], *(entry["output"] for entry in entries)}
         for entry in entries:
-            # the tensors of a name are as the first node reads them
+            # the tensors of a name are in the form in which the first node reads them
             for name in entry["inputs"]:
                 if name not in computed and name not in found:
                     found[name] = self._data(name)
@@ -145,7 +145,7 @@ class _Claims:
         return self.named[name]
 
     def _data(self, name: str) -> np.ndarray:
-        """The data of a name, that of all groups of a convolution behind one another."""
+        """The data of a name; for a convolution in groups, those of all groups concatenated."""
         stored = self._all(name)
         if any(tensor.span is None for tensor in stored):
             raise ValueError(f"the tensor {name!r} has no data")
@@ -167,7 +167,7 @@ class _Claims:
             names = {operator.name for operator in self.model.operators[first:end]}
             stored = layouts.depthwise(stored) if "DEPTHWISE_CONV_2D" in names else stored
             return np.ascontiguousarray(layouts.from_ohwi(stored, attributes["rhs_layout"]))
-        # groups lie behind one another in the file
+        # groups are consecutive in the file
         return stored.reshape(shape)
 
     def _bias(self, entry: Mapping[str, Any], kernel: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ class _Claims:
         return parts.reshape(shape).astype(np.int32)
 
     def _check_shapes(self, bare: Graph) -> None:
-        """The claimed shapes must be the file's: they bound what the operations may need."""
+        """The claimed shapes must be the file's, because they bound what the operations may need."""
         sizes = {batch_of(bare, self.model)}
         for name in (*bare.inputs, *(node.output for node in bare.nodes)):
             stated = self._all(name)[0].shape
@@ -202,7 +202,7 @@ class _Claims:
 
 
 def _listed(value: Any, dtype: str) -> np.ndarray:
-    """Numbers of a document as that type."""
+    """Numbers of a document as an array of that type."""
     if dtype == REAL_DTYPE:
         return np.asarray(value, np.float32)
     if dtype not in INTEGER_DTYPES:
@@ -214,7 +214,7 @@ def _listed(value: Any, dtype: str) -> np.ndarray:
 
 
 def batch_of(graph: Graph, model: Model) -> int:
-    """The size of the batch that the file's shapes state."""
+    """The batch size that the file's shapes state."""
     for name in graph.inputs:
         if None in graph.tensors[name].shape:
             stated = next(model.tensors[i].shape for i in model.inputs if model.tensors[i].name == name)
@@ -223,7 +223,7 @@ def batch_of(graph: Graph, model: Model) -> int:
 
 
 def _difference(graph: Graph, model: Model) -> str:
-    """What differs between a file and the graph written again; "" where nothing does."""
+    """How a file differs from the graph written again; "" if it does not."""
     from qjax.export.emit.tflite import to_bytes
 
     batch = batch_of(graph, model)
@@ -249,7 +249,7 @@ def _difference(graph: Graph, model: Model) -> str:
 
 
 def compared(a: Model, b: Model) -> str:
-    """Where two files differ in what a runtime reads; "" where they do not."""
+    """Where two files differ in what a runtime reads; "" if they do not."""
     if (a.inputs, a.outputs, len(a.tensors), len(a.operators)) != (
         b.inputs,
         b.outputs,
