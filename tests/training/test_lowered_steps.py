@@ -6,7 +6,7 @@ An abstract mesh of eight devices is enough to lower a step, so these tests need
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def split(*axes: str | None) -> P | None:
 class Perceptron(nnx.Module):
     """Two layers whose weights are split along the features between them."""
 
-    rules = {"up": P(None, "model"), "down": P("model", None)}
+    rules: ClassVar[dict[str, P]] = {"up": P(None, "model"), "down": P("model", None)}
 
     def __init__(self) -> None:
         key = nnx.Rngs(0).params
@@ -87,7 +87,7 @@ class Recurrent(nnx.Module):
 class Tokens(nnx.Module):
     """A table of embeddings that is split by its rows, and two layers."""
 
-    rules = {"embed/embedding": P("model", None)}
+    rules: ClassVar[dict[str, P]] = {"embed/embedding": P("model", None)}
 
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)

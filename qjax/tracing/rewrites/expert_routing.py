@@ -155,5 +155,3 @@ _FORMS: dict[str, Callable[[Equation, _Around], list[Equation] | None]] = {
     "scatter-add": _counted,
     "sort": _ordered,
 }
-KINDS = frozenset(_FORMS)
-"""The primitives that are looked at."""

@@ -248,6 +248,7 @@ def of_operations() -> Named:
     _choices(add)
     _rows(add)
     _weighted(add, codes, rng)
+    add("argsort", "argsort", [codes(INT8, 3, 4, 5)], ((3, 4, 5), "int32"), {"axis": 1})
     return found
 
 
@@ -310,7 +311,6 @@ def _choices(add: Any) -> None:
     add("argmax", "argument", [x], ((3, 4), "int32"), {"function": "argmax", "axis": 2})
     add("argmin", "argument", [low], ((3, 5), "int32"), {"function": "argmin", "axis": 1})
     add("sort", "sort", [x], ((3, 4, 5), INT8), {"axis": 1})
-    add("argsort", "argsort", [x], ((3, 4, 5), "int32"), {"axis": 1})
     add("top_values", "top_k", [x], ((3, 4, 3), INT8), {"k": 3, "axis": 2, "index": 0})
     add("top_places", "top_k", [x], ((3, 2, 5), "int32"), {"k": 2, "axis": 1, "index": 1})
     add("maximum", "extremum", [x, (y[0][:, :1], INT8)], same, {"function": "max"})
