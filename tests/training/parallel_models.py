@@ -18,6 +18,7 @@ if __name__ == "__main__":  # pytest imports it, too, and hands its environment 
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import functools
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -156,7 +157,18 @@ def sequences() -> None:
         assert model.model.query[...].addressable_shards[0].data.shape == (WIDTH // 4, WIDTH // 2)
         if kind == EXPLICIT:
             assert model.model.query[...].sharding.spec == P("data", "model")
+            no_weight_is_gathered_in_codes(model, jax.device_put(x, NamedSharding(mesh, P("data", "model"))), mesh)
             another_mesh(model, x)
+
+
+def no_weight_is_gathered_in_codes(qmodel: Any, rows: jax.Array, mesh: Any) -> None:
+    """The compiler splits the products of codes as the model says, so it gathers no weight beside FSDP's own gather."""
+    definition, params, rest = nnx.split(qmodel, nnx.Param, ...)
+    with jax.set_mesh(mesh):
+        gradient = jax.jit(jax.grad(lambda params, rest, x: jnp.mean(nnx.merge(definition, params, rest)(x) ** 2)))
+        text = gradient.lower(params, rest, rows).compile().as_text() or ""
+    assert "all-gather" in text
+    assert not re.findall(rf" = \w+\[{WIDTH},{WIDTH}\]\S* all-gather", text)
 
 
 def another_mesh(qmodel: Any, x: np.ndarray) -> None:
