@@ -23,9 +23,9 @@ class Experts(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
         self.router = nnx.Linear(WIDTH, EXPERTS, use_bias=False, rngs=rngs)
-        shapes = {"up": (EXPERTS, WIDTH, HIDDEN), "gate": (EXPERTS, WIDTH, HIDDEN), "down": (EXPERTS, HIDDEN, WIDTH)}
-        for name, shape in shapes.items():
-            setattr(self, name, nnx.Param(jax.random.normal(rngs.params(), shape) / 3))
+        self.up = nnx.Param(jax.random.normal(rngs.params(), (EXPERTS, WIDTH, HIDDEN)) / 3)
+        self.gate = nnx.Param(jax.random.normal(rngs.params(), (EXPERTS, WIDTH, HIDDEN)) / 3)
+        self.down = nnx.Param(jax.random.normal(rngs.params(), (EXPERTS, HIDDEN, WIDTH)) / 3)
 
 
 class Dense(Experts):

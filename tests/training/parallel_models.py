@@ -205,7 +205,7 @@ def annotated() -> None:
     x = draw(BATCH, WIDTH)
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AUTO, AUTO))
     with jax.set_mesh(mesh):
-        eager = Annotated()
+        eager: Any = Annotated()
         assert eager.up.kernel[...].sharding.spec == P(None, "model")
     trains_alike(eager, x, mesh, P("data"), lambda own: None)
     with nnx.use_eager_sharding(False):
@@ -255,7 +255,7 @@ def pipeline(stages: int = 4, parts: int = 4) -> None:
     def stage(params: Any, rest: Any, index: int) -> Any:
         return nnx.merge(definition, *(jax.tree.map(lambda own: own[index], state) for state in (params, rest)))
 
-    def one_device(params: Any, rest: Any, x: jax.Array) -> jax.Array:
+    def one_device(params: Any, rest: Any, x: Any) -> Any:
         for index in range(stages):
             x = stage(params, rest, index)(x)
         return x

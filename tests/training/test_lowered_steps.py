@@ -79,9 +79,10 @@ class Recurrent(nnx.Module):
         self.lstm = nnx.RNN(nnx.LSTMCell(WIDTH, WIDTH, rngs=rngs))
         self.gru = nnx.RNN(nnx.GRUCell(WIDTH, WIDTH, rngs=rngs))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> Any:
         zero = jnp.zeros((x.shape[0], WIDTH), out_sharding=split("data", None))
-        return self.gru(self.lstm(x, initial_carry=(zero, zero)), initial_carry=zero)
+        h: Any = self.lstm(x, initial_carry=(zero, zero))
+        return self.gru(h, initial_carry=zero)
 
 
 class Tokens(nnx.Module):
