@@ -203,7 +203,8 @@ def attention(w: Any, x: Any) -> Any:
 
 
 def order(w: Any, x: Any) -> Any:
-    return jnp.argsort(x @ w).astype(jnp.float32)
+    h = x @ w
+    return lax.sort((h, -h), num_keys=2)[1]
 
 
 def scattered(places: int) -> Callable[..., Any]:

@@ -27,6 +27,8 @@ BODIES = {
     "checkpoint",
     "scan",
 }
+_ORDERS = {"sort": "argsort"}
+"""A primitive that a rewriter reads as another one: the operation of that."""
 _SPELLED = {"select_n": "select", "add_any": "add", "round": "round_even"}
 
 INTRODUCTION = """# What each primitive of `jax.lax` becomes
@@ -63,6 +65,8 @@ def page() -> str:
             readers.setdefault(primitive, []).append(name)
     lines: list[str] = []
     counts = [0, 0, 0, 0]
+    for name, also in _ORDERS.items():
+        readers[name].append(also)
     for name in names():
         integer = ", ".join(readers.get(name, []))
         if name in BODIES:

@@ -23,7 +23,11 @@ _READS = (
     "Take along one axis (jnp.take), or select separately for every example (jnp.take_along_axis, x[rows, i, j]). "
     "Replace a fill_value for indices out of range by jnp.where."
 )
-_ORDER = "argmax, argmin, max, top_k and the sort of one tensor have integer forms: use one of them."
+_ORDER = "argmax, argmin, argsort, max, top_k and sorts by one key have integer forms: use one of them."
+_EXPERTS = (
+    "jax.lax.ragged_dot has an integer form where its second operand is a parameter and no jax.vmap is around it. Or "
+    "let every row meet every expert, and choose: jnp.einsum, then jnp.take_along_axis."
+)
 _PRODUCT = "At most 4096 elements are multiplied: multiply in parts."
 _MEMBERS = "A graph runs on one machine: move sums over devices out of the converted part."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
@@ -62,6 +66,7 @@ _CURES = {
     **dict.fromkeys(
         (*(f"scatter{kind}" for kind in ("", "-add", "-sub", "-mul", "-min", "-max")), "dynamic_update_slice"), _WRITES
     ),
+    **dict.fromkeys(("ragged_dot", "ragged_dot_general"), _EXPERTS),
     **dict.fromkeys(("cumprod", "reduce_prod"), _PRODUCT),
     **dict.fromkeys(
         """psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute

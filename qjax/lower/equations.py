@@ -10,6 +10,7 @@ import numpy as np
 from qjax.graph import float_parts
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import ConversionError, unsupported
+from qjax.lower import experts
 from qjax.lower.builder import Builder
 from qjax.lower.float_rows import rows_product
 from qjax.lower.values import Accumulator, Codes, Constant, Found, Real, Step, tensor_of, value_of
@@ -19,6 +20,7 @@ from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.facts import ProductFacts
 from qjax.ops.fields import plain
 from qjax.ops.grouped_dot import GroupedDot, layout
+from qjax.ops.ragged_dot import RaggedDot
 from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Value, keeps_number, product_of
 
@@ -80,6 +82,8 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
         return _integers(builder, reading)
     if mode == "grid":
         return _grid(builder, reading)
+    if isinstance(op, RaggedDot):
+        return [experts.products(builder, eqn, found, step)]
     return [_producer(builder, reading)]
 
 
@@ -200,7 +204,8 @@ def _chain(builder: Builder, reading: _Reading) -> Accumulator:
     if attributes.get("step") == "sub" and data == 1:
         attributes["reversed"] = True
     constants = _chain_constants(builder, reading)
-    acc = builder.accumulator(reading.op.name, reading.eqn, [before.tensor], constants, attributes, reading.step)
+    shape = experts.shape_behind(builder, before, reading.eqn, constants)
+    acc = builder.accumulator(reading.op.name, reading.eqn, [before.tensor], constants, attributes, reading.step, shape)
     return dataclasses.replace(before, tensor=acc.tensor)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from qjax.graph import float_parts
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import unsupported
+from qjax.lower import experts
 from qjax.lower.builder import Builder
 from qjax.lower.stacks import joined
 from qjax.lower.values import Accumulator, Codes, Constant, Found, Real, Stack, Step
@@ -34,6 +35,8 @@ def quantized(builder: Builder, place: Place, value: Value, found: Found, eqn: E
     if not isinstance(found, Accumulator):
         raise unsupported(eqn)
     label = builder.fresh(builder.label(place, step))
+    if found.routes is not None:
+        return experts.chosen(builder, found, found.routes, label, place, value, eqn, step)
     return Codes(builder.quantize(label, found.tensor, value.shape, place, eqn, step))
 
 

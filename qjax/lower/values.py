@@ -27,10 +27,14 @@ class Codes:
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """Sums before any quantizer. channels: pairs of its axis and the weight's, see `Op.channels`."""
+    """Sums that no quantizer has met yet. channels: pairs of its axis and the weight's, see `Op.channels`.
+
+    routes: of the products of rows with all experts, the tensors that choose among their codes, see `lower.experts`.
+    """
 
     tensor: str
     channels: tuple[tuple[int, int], ...]
+    routes: tuple[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,17 @@ def typed(tree: T, specs: Any, mesh: AbstractMesh) -> T:
         return jax.tree.map(lambda x, spec: reshard(x, spec) if isinstance(x, jax.Array) else x, tree, specs)
 
 
+def placed_as(x: jax.Array, kind: Any) -> jax.Array:
+    """An array that the compiler splits as explicit axes do in the user's model, inside of the automatic view.
+
+    Where it chooses itself, it may gather a weight whose product the model splits.
+    """
+    mesh = mesh_of([kind])
+    if mesh is None or get_abstract_mesh() != automatic_view(mesh):
+        return x
+    return jax.lax.with_sharding_constraint(x, kind.sharding.spec)
+
+
 def in_automatic(function: Callable[..., T], args: tuple[Any, ...], specs: Callable[[T], Any]) -> T:
     """`function(*args)`, computed where explicit axes are automatic. specs: of the result, a tree like it."""
     mesh = explicit_mesh(args)

@@ -41,6 +41,7 @@ from qjax.ops import (
     pair_table,
     prod,
     quantize,
+    ragged_dot,
     rescale,
     reshape,
     resize_bilinear,

@@ -45,14 +45,12 @@ EXACT = 2**24
 _BELOW = 2.0**31 * 15 / 16
 """The bound of int32, reduced by what sums of bounds may lose in float32."""
 
-Product = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
-"""`(a, b, dtype of the accumulator, precision) -> array`, bilinear."""
+Product = Callable[..., jax.Array]
+"""`(a, b, dtype of the accumulator, precision, *groups) -> array`, bilinear in a and b."""
 
-Integers = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array | None], jax.Array]
-"""Computes the int32 sums of `(a - zero_a) (b - zero_b)` from (a, b, zero_a, zero_b).
-
-a and b are int8 codes, and the zeros their codes of 0.0, int32 scalars (None is 0).
-"""
+Integers = Callable[..., jax.Array]
+"""`(a, b, zero_a, zero_b, *groups)`: int8 codes and the codes of 0.0 among them, int32 scalars (None is 0), to the
+int32 sums of `(a - zero_a) (b - zero_b)`."""
 
 _Multiply = Callable[..., jax.Array]
 
@@ -78,6 +76,7 @@ def matmul_codes(
     *,
     apart: Sequence[Sequence[Sequence[int]]] = ((), ()),
     transforms: bool = False,
+    groups: Sequence[jax.Array] = (),
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
 
@@ -93,6 +92,7 @@ def matmul_codes(
       apart: for x and for w, [axis of the result, axis of the operand] along which a NaN does not spread. Along the
         other axes the search for it is a sum, on several devices over all of them.
       transforms: whether accelerators may transform the operands of float32 products, so that sums are not exact.
+      groups: integers that choose which rows meet, which `product` and `integers` take as their last operands.
     """
     summed = math.prod(w.shape[axis] for axis in axes[0])
     reach = largest_code(x) * summed
@@ -108,46 +108,49 @@ def matmul_codes(
         elsewhere = _in_digits(digits, _in_bfloat16(product, jnp.float32, needed))
     elif transforms:
         elsewhere = _in_int32(product)
-    zeros: tuple[Any, ...] = ()
-    if _narrow(x) and _narrow(w):
+    zeros: tuple[Any, ...] = (None, None)
+    in_bytes = _narrow(x) and _narrow(w)
+    same = on_cpu is elsewhere
+    on_cpu = _without_zeros(on_cpu)
+    elsewhere = on_cpu if same else _without_zeros(elsewhere)
+    if in_bytes:
         zeros = _code_of_zero(x), _code_of_zero(w)
-        on_cpu, elsewhere = _without_zeros(on_cpu), _without_zeros(elsewhere)
         if integers is not None:
             on_cpu = _in_int8(integers, apart)
             elsewhere = elsewhere if fits and digits == 1 else on_cpu
     exact = _by_platform(on_cpu, elsewhere)
     if wraps:
-        exact = _or_floats(exact, axes, _in_float32(product, products.FULL))
+        exact = _or_floats(exact, axes, _without_zeros(_in_float32(product, products.FULL)))
     along = _in_float32(product, own.params["precision"] if narrow else needed)
     if narrow and own.in_dtypes[0] == jnp.bfloat16:
         along = _by_platform(along, _in_bfloat16(product, jnp.bfloat16, own.params["precision"]))
-    tangent = _of_bytes(along) if zeros and not is_recomputed() else _of_floats(along)
+    tangent = _of_bytes(along) if in_bytes and not is_recomputed() else _of_floats(along)
 
     @jax.custom_jvp
-    def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
-        return exact(a, b, *zeros).astype(jnp.float32)
+    def multiply(a: jax.Array, b: jax.Array, *rest: Any) -> jax.Array:
+        return exact(a, b, *rest).astype(jnp.float32)
 
     @multiply.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
         return multiply(*primals), finished_on_cpu(tangent(*tangents[:2], *primals))
 
-    acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros)
+    acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros, *groups)
     return checkpoint_name(acc, ACCUMULATOR)
 
 
 def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multiply) -> _Multiply:
     """`exact`, or `floats` if a sum could exceed int32 or a code is NaN; the check costs one pass over each operand."""
 
-    def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
+    def multiply(a: jax.Array, b: jax.Array, *rest: Any) -> jax.Array:
         large = [jnp.abs(x) for x in (a, b)]
         bound = jnp.max(jnp.sum(large[1], axis=tuple(axes[0]))) * jnp.max(large[0])
         if axes[1]:
             bound = jnp.minimum(bound, jnp.max(jnp.sum(large[0], axis=tuple(axes[1]))) * jnp.max(large[1]))
         return lax.cond(
             bound < np.float32(_BELOW),
-            lambda a, b, *zeros: exact(a, b, *zeros).astype(jnp.float32),
-            lambda a, b, *zeros: floats(a, b),
-            *(a, b, *zeros),
+            lambda *operands: exact(*operands).astype(jnp.float32),
+            lambda *operands: floats(*operands),
+            *(a, b, *rest),
         )
 
     return multiply
@@ -156,8 +159,10 @@ def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multipl
 def _of_floats(product: _Multiply) -> _Multiply:
     """The product, with its tangent by the product rule."""
 
-    def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
-        return product(da, finished_on_cpu(b)) + product(finished_on_cpu(a), db)
+    def tangent(
+        da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any, *groups: Any
+    ) -> jax.Array:
+        return product(da, finished_on_cpu(b), *groups) + product(finished_on_cpu(a), db, *groups)
 
     return tangent
 
@@ -167,15 +172,17 @@ def _of_bytes(product: _Multiply) -> _Multiply:
 
     # `jax.checkpoint` inserts barriers, without which XLA would store the forward's float32 codes instead of int8
     @jax.checkpoint
-    def left(da: jax.Array, b: jax.Array, zero: Any) -> jax.Array:
-        return product(da, finished_on_cpu(_restored(b, zero)))
+    def left(da: jax.Array, b: jax.Array, zero: Any, *groups: Any) -> jax.Array:
+        return product(da, finished_on_cpu(_restored(b, zero)), *groups)
 
     @jax.checkpoint
-    def right(a: jax.Array, db: jax.Array, zero: Any) -> jax.Array:
-        return product(finished_on_cpu(_restored(a, zero)), db)
+    def right(a: jax.Array, db: jax.Array, zero: Any, *groups: Any) -> jax.Array:
+        return product(finished_on_cpu(_restored(a, zero)), db, *groups)
 
-    def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
-        return left(da, _stored(b, zero_b), zero_b) + right(_stored(a, zero_a), db, zero_a)
+    def tangent(
+        da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any, *groups: Any
+    ) -> jax.Array:
+        return left(da, _stored(b, zero_b), zero_b, *groups) + right(_stored(a, zero_a), db, zero_a, *groups)
 
     return tangent
 
@@ -187,8 +194,8 @@ def _narrow(value: Quantized) -> bool:
 
 
 def _without_zeros(exact: _Multiply) -> _Multiply:
-    def multiply(a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
-        return exact(a, b).astype(jnp.float32)
+    def multiply(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any, *groups: Any) -> jax.Array:
+        return exact(a, b, *groups).astype(jnp.float32)
 
     return multiply
 
@@ -197,18 +204,18 @@ def _by_platform(on_cpu: _Multiply, elsewhere: _Multiply) -> _Multiply:
     if on_cpu is elsewhere:
         return on_cpu
 
-    def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
+    def multiply(a: jax.Array, b: jax.Array, *rest: Any) -> jax.Array:
         forms = [lambda *operands, form=form: form(*operands).astype(jnp.float32) for form in (on_cpu, elsewhere)]
-        return lax.platform_dependent(a, b, *zeros, cpu=forms[0], default=forms[1])
+        return lax.platform_dependent(a, b, *rest, cpu=forms[0], default=forms[1])
 
     return multiply
 
 
 def _in_int8(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _Multiply:
-    def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+    def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any, *groups: Any) -> jax.Array:
         a8, b8 = (finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
-        acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
-        # int8 has no NaN, but training must see the NaNs of its tensors
+        acc = integers(a8, b8, zero_a, zero_b, *groups).astype(jnp.float32)
+        # int8 has no NaN, but a training run must see its NaNs
         lost = _has_nan(a, apart[0], acc.ndim) | _has_nan(b, apart[1], acc.ndim)
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
@@ -246,24 +253,24 @@ def _restored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
 
 
 def _in_float32(product: Product, precision: Any) -> _Multiply:
-    return lambda a, b: product(a, b, jnp.float32, precision)
+    return lambda a, b, *groups: product(a, b, jnp.float32, precision, *groups)
 
 
 def _in_bfloat16(product: Product, kind: Any, precision: Any) -> _Multiply:
     """By products of bfloat16 with an accumulator of dtype `kind`; the result is float32."""
     half = jnp.bfloat16
-    return lambda a, b: product(a.astype(half), b.astype(half), kind, precision).astype(jnp.float32)
+    return lambda a, b, *groups: product(a.astype(half), b.astype(half), kind, precision, *groups).astype(jnp.float32)
 
 
 def _in_digits(digits: int, product: _Multiply) -> _Multiply:
     if digits == 1:
         return product
 
-    def exact(a: jax.Array, b: jax.Array) -> jax.Array:
+    def exact(a: jax.Array, b: jax.Array, *groups: jax.Array) -> jax.Array:
         total, weight = None, 1
         for position in range(digits):
             high = jnp.round(b * (1 / 16)) if position + 1 < digits else jnp.zeros_like(b)
-            part = product(a, b - high * 16).astype(jnp.int32) * weight
+            part = product(a, b - high * 16, *groups).astype(jnp.int32) * weight
             total = part if total is None else total + part
             b, weight = high, weight * 16
         assert total is not None
@@ -273,7 +280,7 @@ def _in_digits(digits: int, product: _Multiply) -> _Multiply:
 
 
 def _in_int32(product: Product) -> _Multiply:
-    def exact(a: jax.Array, b: jax.Array) -> jax.Array:
-        return product(a.astype(jnp.int32), b.astype(jnp.int32), jnp.int32, products.FULL)
+    def exact(a: jax.Array, b: jax.Array, *groups: jax.Array) -> jax.Array:
+        return product(a.astype(jnp.int32), b.astype(jnp.int32), jnp.int32, products.FULL, *groups)
 
     return exact

@@ -1,21 +1,22 @@
-"""Sorting along an axis. Codes are ordered like their float values, so sorting the codes sorts the tensor."""
+"""Sorting along an axis, and the order that sorts it. Codes have the order of their float values."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import always, no_filling
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
+from qjax.ops.facts import ChoosesNoPlace, always, no_filling
 from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
 
 @register
 class Sort(GridOp):
-    """`lax.sort` of one tensor along one axis, ascending. Sorting several tensors by one of them is not supported.
+    """`lax.sort` of one tensor along one axis, ascending. Several tensors take their order from `Argsort`.
 
     attributes: axis.
     """
@@ -36,14 +37,65 @@ class Sort(GridOp):
         return [[attributes["axis"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        """Sort by rank: an element's position is the number of elements before it. Equal codes stay in order."""
-        x = jnp.moveaxis(inputs[0].astype(jnp.int32), attributes["axis"], -1)
-        square = (*x.shape, x.shape[-1])
-        places, others = (lax.broadcasted_iota(jnp.int32, square, len(square) - 1 - back) for back in (1, 0))
-        own, other = jnp.broadcast_to(x[..., :, None], square), jnp.broadcast_to(x[..., None, :], square)
-        before = (other < own) | ((other == own) & (others < places))
-        rank = jnp.sum(before.astype(jnp.int32), axis=-1, keepdims=True, dtype=jnp.int32)
-        # The second of the two axes now counts the positions of the result.
-        chosen = lax.select(jnp.broadcast_to(rank, square) == others, own, jnp.zeros(square, jnp.int32))
-        found = jnp.sum(chosen, axis=-2, dtype=jnp.int32)
-        return jnp.moveaxis(found, -1, attributes["axis"]).astype(attributes["dtype"])
+        x = inputs[0].astype(jnp.int32)
+        return _sorted(x, attributes["axis"]).astype(attributes["dtype"])
+
+
+@register
+class Argsort(ChoosesNoPlace, Op):
+    """`jnp.argsort`: the places of the elements in ascending order, of codes or integers. Equal ones keep their order.
+
+    attributes: axis.
+    """
+
+    name = "argsort"
+    fields = Axis
+    role = Role.INTEGER
+    primitives = ("argsort",)
+    keeps_batch = always
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and (self._codes(eqn) or np.dtype(eqn.in_dtypes[0]) == np.int32)
+
+    def _codes(self, eqn: Equation) -> bool:
+        return jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,) if self._codes(eqn) else ()
+
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return () if self._codes(eqn) else (0,)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"axis": eqn.params["axis"]}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        # compare codes, not floats: JAX orders -0.0 before 0.0, and both are the same code
+        return eqn.bind(lax.stop_gradient(x.codes).astype(jnp.int32) if isinstance(x, Quantized) else real(x))
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return _sorted(inputs[0].astype(jnp.int32), attributes["axis"], places=True)
+
+
+def _sorted(x: jax.Array, axis: int, *, places: bool = False) -> jax.Array:
+    """int32 numbers in ascending order along an axis, or the places where they were.
+
+    By rank: an element's place is the number of elements that come before it. Equal ones keep their order.
+    """
+    x = jnp.moveaxis(x, axis, -1)
+    square = (*x.shape, x.shape[-1])
+    first, others = (lax.broadcasted_iota(jnp.int32, square, len(square) - 1 - back) for back in (1, 0))
+    own, other = jnp.broadcast_to(x[..., :, None], square), jnp.broadcast_to(x[..., None, :], square)
+    before = (other < own) | ((other == own) & (others < first))
+    rank = jnp.sum(before.astype(jnp.int32), axis=-1, keepdims=True, dtype=jnp.int32)
+    # The second of the two axes now counts the places of the result.
+    moved = first if places else own
+    chosen = lax.select(jnp.broadcast_to(rank, square) == others, moved, jnp.zeros(square, jnp.int32))
+    return jnp.moveaxis(jnp.sum(chosen, axis=-2, dtype=jnp.int32), -1, axis)

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
-from qjax.numerics.meshes import WHOLE, in_automatic, varying_alike, varying_as
+from qjax.numerics.meshes import WHOLE, in_automatic, placed_as, varying_alike, varying_as
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.float_bias import with_bias_of
@@ -101,7 +101,7 @@ class Evaluation:
                     inputs[index] = known[eqn, index]
                 elif place is not None:
                     x = inputs[index]
-                    inputs[index] = self._at(place, x, params, taps)
+                    inputs[index] = _placed(self._at(place, x, params, taps), eqn.inputs[index])
             if eqn.body is None:
                 outputs = self._equation(eqn, inputs)
             elif eqn.is_scan:
@@ -109,7 +109,7 @@ class Evaluation:
             else:
                 outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)
             for value, output in zip(eqn.outputs, outputs, strict=True):
-                found = self._observed(value, output, params, taps)
+                found = self._observed(value, _placed(output, value), params, taps)
                 joined = self.annotation.joined.get(value)
                 if joined is not None and self.joined and self.record is not None:
                     taps[joined.place.label] = self.record(joined.place, jnp.asarray(real(found)), None)
@@ -321,6 +321,15 @@ def _numbers_as(x: jax.Array, params: Any) -> Any:
     """A quantizer's numbers, varying between devices as its tensor does: their gradient is one sum over them."""
     leaves, structure = jax.tree.flatten(params)
     return structure.unflatten(varying_alike(leaves, [x]))
+
+
+def _placed(x: Any, value: Value) -> Any:
+    """The accumulator or the codes of a tensor, split as explicit axes split it in the user's model."""
+    if value.kind is None or not isinstance(x, Pending | Quantized):
+        return x
+    if isinstance(x, Pending):
+        return dataclasses.replace(x, acc=placed_as(x.acc, value.kind))
+    return dataclasses.replace(x, codes=placed_as(x.codes, value.kind))
 
 
 def _once(x: Quantized) -> Quantized:

@@ -16,7 +16,7 @@ import qjax
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("script", ["devices", "scanned_devices"])
+@pytest.mark.parametrize("script", ["devices", "scanned_devices", "parallel_models"])
 def test_eight_devices_compute_what_one_computes(script: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(

@@ -18,6 +18,7 @@ from qjax.tracing.rewrites.complex_as_real import write_pairs
 from qjax.tracing.rewrites.constant_scatter_gather import place_constants
 from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.dynamic_slices import place_slices
+from qjax.tracing.rewrites.expert_routing import write_routing
 from qjax.tracing.rewrites.float_mask_inputs import find_flags, turned
 from qjax.tracing.rewrites.hoist_sink_scan_bodies import hoist_functions, sink_masks
 from qjax.tracing.rewrites.int32_wraparound import write_wraps, write_wraps_inside
@@ -49,6 +50,7 @@ REWRITERS: tuple[Rewriter, ...] = (
     write_searches,
     write_solves,
     write_factors,
+    write_routing,
     simplify_moves,
     keep_truth,
     read_whole,

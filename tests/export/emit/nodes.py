@@ -248,6 +248,7 @@ def of_operations() -> Named:
     _choices(add)
     _rows(add)
     _weighted(add, codes, rng)
+    add("argsort", "argsort", [codes(INT8, 3, 4, 5)], ((3, 4, 5), "int32"), {"axis": 1})
     return found
 
 

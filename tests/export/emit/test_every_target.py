@@ -29,17 +29,17 @@ from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 from tests.export.graphs import assert_equal
 
-GRAPHS = 163
+GRAPHS = 164
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-DISTINCT = 1111
+DISTINCT = 1112
 """Of GRAPHS x targets, those that differ from each other."""
 REFUSED = 366
 """Of GRAPHS x targets, those with codes of 16 bits that the target's runtime does not have."""
-FACTS = 139
+FACTS = 140
 """Operations, targets, rules, formulas, methods and roundings, and that a graph has none of these."""
-ARITHMETICS = 169
+ARITHMETICS = 170
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 OF_TARGETS = (

@@ -34,6 +34,7 @@ NO_FORM = {
     "grouped_dot": "a scale for every group",
     "prod": "the operation prod",
     "sort": "the operation sort",
+    "argsort": "the operation argsort",
     "pair_table": "the operation pair_table",
     **dict.fromkeys(("resize_bilinear_grid", "resize_bilinear_wide"), "a bilinear resize to another grid"),
     **dict.fromkeys(("embed_rows", "embed_rows_columns", "embed_rows_groups"), "whose rows have different scales"),
