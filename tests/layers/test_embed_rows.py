@@ -103,7 +103,7 @@ def test_a_recipe_for_all_layers_leaves_tables_alone():
     ("spec", "message"),
     [
         (qjax.QSpec(axis=(0, 1)), r"expected axis=0 \(scales along the table's rows\), got axis=\(0, 1\)"),
-        (qjax.QSpec(axis=1), r"scales may run along the output channels only"),
+        (qjax.QSpec(axis=1), r"expected scales along the output channels"),
         (qjax.QSpec(group_size=5), r"can have groups of 5.*'words/embedding' \(embed_rows\) groups of 4"),
     ],
 )
