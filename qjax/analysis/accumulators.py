@@ -168,6 +168,12 @@ def accumulators(
       inputs: what of a batch the graph is called with.
       accumulator: a register to try on every node; None takes each node's own. It changes what is counted, not the
         codes that flow through the graph.
+
+    Examples:
+      ```python
+      print(qjax.accumulators(graph).bits)  # of the widest sum, whatever the input
+      print(qjax.accumulators(graph, batches))  # a table: worst case and these batches
+      ```
     """
     if not isinstance(graph, IntegerGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(

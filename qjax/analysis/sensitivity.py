@@ -151,6 +151,11 @@ def sensitivity(
 
     Raises:
       ValueError: no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
+
+    Examples:
+      ```python
+      print(qjax.sensitivity(qmodel, batches))  # the costliest layer first
+      ```
     """
     check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)

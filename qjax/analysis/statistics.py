@@ -160,6 +160,12 @@ def statistics(
 
     Raises:
       ValueError: no batch, or a name that matches nothing.
+
+    Examples:
+      ```python
+      found = qjax.statistics(qmodel, batches)
+      print(found)  # SQNR, range and clipping of every tensor
+      ```
     """
     check_quantized(qmodel, "statistics")
     patterns = None if nodes is None else _patterns(nodes)

@@ -67,6 +67,15 @@ def calibrate(
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+
+    Examples:
+      ```python
+      qjax.calibrate(qmodel, batches)
+      qjax.calibrate(
+          qmodel, [(x, labels)], inputs=lambda batch: batch[0]
+      )  # batches with labels
+      qjax.calibrate(qmodel, batches, observer="mse")  # clips outliers
+      ```
     """
     blind = measure_ranges(qmodel, batches, inputs, observer=observer, progress=progress)
     if blind:

@@ -125,6 +125,11 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
     Raises:
       TraceError: the model cannot be traced at all: a shape or a Python branch depends on data.
+
+    Examples:
+      ```python
+      print(qjax.explain(model, x))  # one row per equation, and what stands in the way
+      ```
     """
     known = isinstance(model, QuantizedModel)
     if known and recipe is not None:

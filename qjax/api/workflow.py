@@ -60,6 +60,15 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
 
     One warning lists the settings of the recipe that no tensor uses, another one the weights that have other groups
     than it asks for, and a third one the float steps of parts under `Dynamic` that only StableHLO files can hold.
+
+    Examples:
+      ```python
+      recipe = qjax.Recipe(target="tflite_micro", weights=qjax.QSpec(bits=4, axis=-1))
+      qmodel = qjax.quantize(model, recipe, x)
+      optimizer = nnx.Optimizer(
+          qmodel, optax.adam(1e-3), wrt=nnx.Param
+      )  # trains weights and scales
+      ```
     """
     return quantize_derived(model, recipe, sample, progress=progress, judged=True)
 
@@ -215,6 +224,13 @@ def convert(
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
       ProfileError: the recipe names a device whose rules the graph breaks. With another target than the recipe's no
         rule is checked.
+
+    Examples:
+      ```python
+      graph = qjax.convert(qmodel, x)
+      graph.save("model.qjax")
+      other = qjax.convert(qmodel, x, target="onnxruntime")  # another runtime's rounding
+      ```
     """
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
@@ -256,6 +272,13 @@ def verify(
     Raises:
       ValueError: the graph of another model, an unknown runtime, or a format that cannot hold the graph.
       ImportError: a runtime that is not installed.
+
+    Examples:
+      ```python
+      report = qjax.verify(graph, qmodel, batches)
+      print(report)  # codes compared, codes that differ, and why
+      qjax.verify(graph, qmodel, batches, runtimes=["c"])  # also compiles and runs the C code
+      ```
     """
     if not isinstance(graph, IntegerGraph):
         raise TypeError(

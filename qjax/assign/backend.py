@@ -47,6 +47,13 @@ class Fusion:
       prepare: match -> int arrays by role, which the kernel finds in `node.constants`. Here, and only here, scales
         are known. It runs on the host and inside jit and must give the same bits: compute in `qjax.numerics`
         (`effective_scale`, `quantize_multiplier`), not in floats. None: no constants.
+
+    Examples:
+      ```python
+      from qjax.export import Fusion, compose, op, tensor
+
+      fusion = Fusion("linear_relu", op("dot", tensor("x"), relu=True), compose)
+      ```
     """
 
     name: str
@@ -66,6 +73,14 @@ class Backend:
         `qjax.graph.matching` for what else decides between overlapping matches.
       others: the operations that nodes outside of all patterns may have; None is any. Others are refused, with the
         user's line.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, op
+
+      device = Backend("my_device", "tflite_micro", [Fusion("linear", op("dot"), compose)])
+      on_device = qjax.convert(qmodel, x, target=device)
+      ```
     """
 
     name: str
@@ -153,6 +168,15 @@ def register_backend(backend: Backend) -> Backend:
 
     Raises:
       ValueError: a backend with other kernels, or a target, has this name.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, op, register_backend
+
+      register_backend(
+          Backend("registered_device", "tflite_micro", [Fusion("linear", op("dot"), compose)])
+      )
+      ```
     """
     if backend.name in targets.names():
         raise ValueError(f"Backend {backend.name!r}: a target has this name; choose another.")

@@ -36,6 +36,11 @@ class Estimator(abc.ABC):
     """How a quantizer learns. Immutable and hashable: numbers are arguments, never attributes.
 
     An instance can be given in place of a name: `Recipe(method=Own())`, `Override(method=Own())`.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> isinstance(calibration.LSQ(), calibration.Estimator)
+      True
     """
 
     name: ClassVar[str]
@@ -276,7 +281,13 @@ _ESTIMATORS: dict[str, Estimator] = {cls.name: cls() for cls in (LSQ, LSQPlus, P
 
 
 def estimators() -> tuple[str, ...]:
-    """The names that `estimator` knows."""
+    """The names that `estimator` knows.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> "lsq" in calibration.estimators()
+      True
+    """
     return tuple(_ESTIMATORS)
 
 
@@ -289,6 +300,11 @@ def estimator(method: str | Estimator) -> Estimator:
     Raises:
       ValueError: an unknown name; the message lists the known ones.
       TypeError: neither a name nor an estimator, or an estimator that has no hash.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> calibration.estimator("lsq").learned
+      ('log2_scale',)
     """
     if isinstance(method, Estimator):
         if type(method).__hash__ is None:

@@ -21,6 +21,15 @@ class Observer(Protocol):
 
     An observer is an immutable value without data; the state holds the data. qjax takes any object with these three
     methods and a name as an observer.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> observer, spec = qjax.calibration.MinMax(), qjax.QSpec(bits=8)
+      >>> x = np.float32([[-1.0, 2.54]])
+      >>> state = observer.update(observer.init(spec, x.shape), x, spec)
+      >>> float(observer.qparams(state, spec).scale)
+      0.019999999552965164
     """
 
     @property

@@ -39,6 +39,13 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
         ValueError: an unknown method, an empty `w`, a NaN or an infinity in it, or "lsq" for an
             asymmetric spec.
         TypeError: `w` is not floating.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> w = np.float32([[0.7, -0.1], [0.2, 1.4]])
+      >>> print(qjax.calibration.weight_qparams(w, qjax.QSpec(bits=4, axis=-1)).scale)
+      [0.1 0.2]
     """
     w = _checked(w)
     rows, shape = to_rows(w, spec), spec.param_shape(w.shape)

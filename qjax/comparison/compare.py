@@ -110,6 +110,14 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
     Raises:
       TypeError: not two graphs, or inputs of another dtype.
       ValueError: graphs of different models (other inputs, outputs, or shapes of a node), or no batch.
+
+    Examples:
+      ```python
+      other = qjax.convert(qmodel, x, target="onnxruntime")
+      print(
+          qjax.compare(graph, other, batches)
+      )  # the first node that differs, by how much and why
+      ```
     """
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)

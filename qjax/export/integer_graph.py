@@ -54,6 +54,13 @@ class IntegerGraph:
 
     Args:
       graph: a program, as `convert`, `load` and `read` make it; you need not make one yourself.
+
+    Examples:
+      ```python
+      codes = graph.quantize(x)  # integers, as the device reads them
+      assert jnp.array_equal(graph.dequantize(graph.run(codes)), graph(x))
+      print(graph)  # nodes, codes and bytes
+      ```
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -322,6 +329,13 @@ def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
 
     Args:
       path: of a file that `IntegerGraph.save` wrote.
+
+    Examples:
+      ```python
+      graph.save("model.qjax")
+      again = qjax.load("model.qjax")
+      assert jnp.array_equal(again(x), graph(x))
+      ```
     """
     with stage("load"):
         return IntegerGraph(artifact.load(path, **limits))
@@ -334,6 +348,13 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
       path: the file.
       target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
         runtime: onnxruntime, tflite_reference.
+
+    Examples:
+      ```python
+      graph.emit("tflite", "model.tflite")  # or any quantized .tflite or .onnx file
+      again = qjax.read("model.tflite")
+      assert jnp.array_equal(again(x), graph(x))
+      ```
     """
     with stage("read"):
         return IntegerGraph(read_file(path, target, **options))

@@ -40,6 +40,14 @@ class Match:
         pattern states them.
       output: the tensor of the last node.
       tensors: named tensors.
+
+    Examples:
+      ```python
+      from qjax.export import match, op
+
+      found = match(graph, op("dot", name="product"))[0]
+      print(found["product"].attributes, found.output.name)
+      ```
     """
 
     graph: Graph
@@ -90,6 +98,14 @@ def match(graph: Any, *patterns: Pattern, overlapping: bool = False) -> list[Mat
 
     Raises:
       TypeError, ValueError: not a graph or not patterns; a predicate that asks for values inside jit.
+
+    Examples:
+      ```python
+      from qjax.export import match, op, tensor
+
+      for found in match(graph, op("dot", tensor("x"), name="product")):
+          print(found)
+      ```
     """
     ir = getattr(graph, "ir", graph)
     if not isinstance(ir, Graph):

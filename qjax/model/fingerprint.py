@@ -25,7 +25,16 @@ _SHOWN = 3
 
 
 class QuantPlan(nnx.Variable):
-    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; nothing trains it."""
+    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; nothing trains it.
+
+    Examples:
+      ```python
+      state = nnx.state(
+          qmodel
+      )  # holds the fingerprint, so that a state for another recipe is refused
+      nnx.update(qmodel, state)
+      ```
+    """
 
     def update_from_state(self, variable_state: Any) -> None:
         """Take the value of a restored state, unless it belongs to another plan."""

@@ -27,11 +27,27 @@ _LEARNED = "learned_"
 
 
 class QuantParam(nnx.Param):
-    """Numbers of quantizers that training moves: the logarithms of scales, zero points, thresholds."""
+    """Numbers of quantizers that training moves: the logarithms of scales, zero points, thresholds.
+
+    Examples:
+      ```python
+      scales = nnx.state(
+          qmodel, qjax.QuantParam
+      )  # what an optimizer of the scales alone moves
+      ```
+    """
 
 
 class QuantStat(nnx.Variable):
-    """Numbers of quantizers that only calibration moves."""
+    """Numbers of quantizers that only calibration moves.
+
+    Examples:
+      ```python
+      ranges = nnx.state(
+          qmodel, qjax.QuantStat
+      )  # what calibration sets and no optimizer moves
+      ```
+    """
 
 
 @dataclasses.dataclass(frozen=True)

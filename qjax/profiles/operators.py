@@ -24,6 +24,10 @@ class Tensor:
       axis: that the scales run along; None: one scale.
       blocks: whether there are scales for parts of an axis.
       data: returns the codes of a constant; None for what is computed or fed.
+
+    Examples:
+      >>> from qjax.profiles import Tensor
+      >>> tensor = Tensor("x", (None, 8), "int8")  # any batch
     """
 
     name: str
@@ -70,6 +74,11 @@ class Operator:
       weight, bias: which of the inputs they are.
       on_codes: it is one of ONNX's operators, and its inputs are codes rather than the floats behind
         DequantizeLinear.
+
+    Examples:
+      >>> from qjax.profiles import Operator, Tensor
+      >>> x, y = Tensor("x", (1, 8), "int8"), Tensor("y", (1, 8), "int8")
+      >>> operator = Operator("TANH", "tanh", (x,), (y,))
     """
 
     name: str

@@ -24,6 +24,10 @@ class Source:
       text: which page or file, and its version.
       url: its address.
       verified: whether the text was read in that version. An unverified one is said to be so wherever it is shown.
+
+    Examples:
+      >>> from qjax.profiles import Source
+      >>> source = Source("data sheet, version 3", "https://example.com", verified=False)
     """
 
     text: str
@@ -47,6 +51,18 @@ class Rule:
       only: the operators that it is about; empty is all.
       numbers: whether it depends on trained values, so that it cannot be judged before training ends.
       scheme: whether it is about bits, signs and zero points, which `Scheme` says of the recipe already.
+
+    Examples:
+      >>> from qjax.profiles import Rule, Source
+      >>> rule = Rule(
+      ...     "small batches",
+      ...     expected="a batch of 1",
+      ...     cure="Convert with a sample of one example and batch='fixed'.",
+      ...     source=Source("data sheet, version 3", "https://example.com"),
+      ...     test=lambda operator: (
+      ...         None if operator.outputs[0].shape[0] == 1 else "another batch"
+      ...     ),
+      ... )
     """
 
     name: str

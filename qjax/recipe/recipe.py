@@ -56,6 +56,10 @@ def integers(name: str, low: int, high: int) -> Integers:
     Args:
       name: of the model's argument, such as "positions"; of an array within a structure, its path: "batch/positions".
       low, high: the least integer, and the first beyond the greatest: 0 and 4096 for 4096 positions.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(integers=[qjax.integers("positions", 0, 511)])
     """
     return Integers(name, low, high)
 

@@ -14,6 +14,22 @@ class Unsupported(ValueError):
       what: the part (a node, an operator, a tensor), "" where the reason names it.
       why: the reason. cure: what to do instead, "" where the reason says it.
       where: the user's "file:line", None where it is not known.
+
+    Examples:
+      ```python
+      def sine(w, x):
+          return jnp.sin(x @ w)
+
+
+      floats = qjax.Recipe(overrides={".*": qjax.FLOAT})
+      graph = qjax.convert(
+          qjax.quantize(qjax.from_function(sine, np.eye(8, dtype=np.float32)), floats, x), x
+      )
+      try:
+          graph.emit("c", "firmware")
+      except qjax.Unsupported as error:
+          print(error)
+      ```
     """
 
     def __init__(self, why: str, cure: str = "", *, what: str = "", where: str | None = None) -> None:

@@ -27,6 +27,12 @@ def show_progress(enabled: bool | None) -> None:
 
     Args:
       enabled: True shows lines everywhere, False nowhere, None on a terminal only.
+
+    Examples:
+      ```python
+      qjax.show_progress(False)  # no lines in this process, whatever the terminal
+      qjax.show_progress(None)  # the default: lines on a terminal only
+      ```
     """
     global _chosen
     if enabled is not None and not isinstance(enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -138,6 +144,11 @@ def track(iterable: Iterable[T], description: str, enabled: bool | None = None) 
       description: the text in front of the count.
       enabled: True shows the line at once, False never, None after two seconds where `shown` says so. The total is
         shown where the iterable has a length.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> sum(calibration.track([1, 2, 3], "epoch"))
+      6
     """
     if not shown(enabled):
         yield from iterable

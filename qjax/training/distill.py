@@ -203,6 +203,11 @@ def distill(
 
     Raises:
       ValueError: no batch, numbers that are not finite, a loss that is not.
+
+    Examples:
+      ```python
+      print(qjax.training.distill(qmodel, batches, teacher=model, epochs=2))
+      ```
     """
     started = time.perf_counter()
     everything = [args for _, args in Batches(batches, inputs, "distill")]

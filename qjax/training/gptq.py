@@ -118,6 +118,11 @@ def gptq(
     Raises:
       ValueError: no batch, no dense layer or convolution whose weight is an unchanged parameter, a damping that is
         negative or no finite number, or one too small for the data.
+
+    Examples:
+      ```python
+      print(qjax.training.gptq(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "gptq")
     if damping is not None and not 0 <= damping < float("inf"):

@@ -32,7 +32,16 @@ Per = Literal["weight", "channel", "tensor"]
 
 
 class BitsParam(QuantParam):
-    """How many of the lowest bits are left out: a real number that is rounded where it is used."""
+    """How many of the lowest bits are left out: a real number that is rounded where it is used.
+
+    Examples:
+      ```python
+      learner = qjax.training.LearnedBits(qmodel, x)
+      bits = nnx.state(
+          learner, qjax.training.BitsParam
+      )  # for an optimizer with a rate of their own
+      ```
+    """
 
 
 class LearnedBits(nnx.Module):

@@ -82,6 +82,11 @@ def equalize(
 
     Raises:
       ValueError: no batch, no such state, or no pair; the message says why for each layer.
+
+    Examples:
+      ```python
+      print(qjax.training.equalize(qmodel, batches))
+      ```
     """
     return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
 
@@ -104,6 +109,15 @@ def smooth(
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: a model of the same parameters, whose parameters are changed alike.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+
+    Examples:
+      ```python
+      model = nnx.Sequential(
+          nnx.LayerNorm(8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+      )
+      qmodel = qjax.quantize(model, recipe, x)
+      print(qjax.training.smooth(qmodel, batches))
+      ```
     """
     return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 

@@ -37,6 +37,15 @@ class Oscillations:
       frozen: bool.
       held: int32, the codes of frozen weights.
       momentum: m; the paper's implementation takes 0.01, a memory of 100 steps.
+
+    Examples:
+      ```python
+      tracker = qjax.training.Oscillations.start(qmodel, x, max_bits=4)
+      tracker = tracker.update(qmodel)  # after each step
+      tracker = tracker.freeze(
+          qmodel, 0.02
+      )  # fixes the codes that change more often than that
+      ```
     """
 
     codes: Arrays

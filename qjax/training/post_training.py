@@ -72,6 +72,12 @@ def post_training(
     Raises:
       ValueError: no batch, NaN among data, parameters or outputs, a step that does not exist or that the target does
         not allow, no such state, a loss or metric that is no number.
+
+    Examples:
+      ```python
+      qmodel = qjax.post_training(model, recipe, batches)
+      print(qmodel.post_training_report)  # each step, and what it gained
+      ```
     """
     names = _chosen(steps, effort)
     if not isinstance(recipe, Recipe):

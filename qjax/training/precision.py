@@ -111,6 +111,11 @@ def widen(
 
     Raises:
       ValueError: no batch; a budget below 0.
+
+    Examples:
+      ```python
+      print(qjax.training.widen(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "widen")
     for name, value in (("activations", activations), ("weights", weights)):

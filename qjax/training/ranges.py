@@ -94,6 +94,11 @@ def output_ranges(
 
     Raises:
       ValueError: no batch.
+
+    Examples:
+      ```python
+      print(qjax.training.output_ranges(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "output_ranges")
     kept = list(Batches(batches, inputs, "output_ranges").arguments())

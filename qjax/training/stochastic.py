@@ -49,6 +49,11 @@ def stochastic_forward(
 
     Raises:
       ValueError: neither weights nor activations, where the key would decide nothing.
+
+    Examples:
+      ```python
+      scores = qjax.training.stochastic_forward(qmodel, jax.random.key(0), x)
+      ```
     """
     if not (weights or activations):
         raise ValueError(
