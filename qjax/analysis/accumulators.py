@@ -295,7 +295,7 @@ def _observe(
     constants = (kernels.prepare(ir), kernels.prepare(tried), kernels.prepare(exact))
     totals: dict[int, dict[str, int]] = {}
     examples = 0
-    for _, args in track(batches, "accumulators: batch"):
+    for _, args in track(batches, "accumulators: batch", compiles=True):
         codes = graph.quantize(*args)
         codes = codes if isinstance(codes, tuple) else (codes,)
         size = int(np.shape(codes[0])[0])

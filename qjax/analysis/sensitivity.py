@@ -159,7 +159,7 @@ def sensitivity(
     """
     check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)
-    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity: batch", enabled=progress))
+    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity: batch", enabled=progress, compiles=True))
     first = next(pairs)
     drafts = _rows(qmodel, layers_of(qmodel, first[1]))
     everything = frozenset(model.names)

@@ -204,7 +204,7 @@ def statistics(
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
     steep: dict[str, float] = {}
-    for _, args in track(Batches(batches, inputs, "statistics"), "statistics: batch", enabled=progress):
+    for _, args in track(Batches(batches, inputs, "statistics"), "statistics: batch", enabled=progress, compiles=True):
         if sample is None:
             sample = args
             call = qmodel.trace(*args)

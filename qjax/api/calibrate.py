@@ -106,7 +106,9 @@ def measure_ranges(
     seen = _Seen({}, {}, {})
     samples: dict[str, list[jax.Array]] = {}
     arrays, rest, count = None, None, 0
-    for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress):
+    for _, args in calibration.track(
+        Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress, compiles=True
+    ):
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:

@@ -295,7 +295,7 @@ def verify(
         return codes(state, *split_arguments(inputs))
 
     def checked() -> Iterable[tuple[Any, ...]]:
-        seen = track(Batches(batches, inputs, "verify"), f"verify: {len(graph.ir.nodes)} nodes, batch")
+        seen = track(Batches(batches, inputs, "verify"), f"verify: {len(graph.ir.nodes)} nodes, batch", compiles=True)
         for index, (_, args) in enumerate(seen):
             if index == 0:
                 model = nnx.merge(graphdef, state)

@@ -23,13 +23,13 @@ class Observer(Protocol):
     methods and a name as an observer.
 
     Examples:
-      >>> import numpy as np
-      >>> import qjax
-      >>> observer, spec = qjax.calibration.MinMax(), qjax.QSpec(bits=8)
-      >>> x = np.float32([[-1.0, 2.54]])
-      >>> state = observer.update(observer.init(spec, x.shape), x, spec)
-      >>> float(observer.qparams(state, spec).scale)
-      0.019999999552965164
+      ```python
+      observer, spec = qjax.calibration.MinMax(), qjax.QSpec(bits=8)
+      state = observer.init(spec, x.shape)
+      for batch in batches:
+          state = observer.update(state, batch, spec)
+      print(observer.qparams(state, spec).scale)
+      ```
     """
 
     @property

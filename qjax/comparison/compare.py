@@ -128,7 +128,7 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
     ]
     run = _Run(*(Runner(*side) for side in zip(joined, labels, constants, strict=True)))
-    for _, args in track(given, f"compare: {len(left.nodes)} nodes, batch"):
+    for _, args in track(given, f"compare: {len(left.nodes)} nodes, batch", compiles=True):
         run.batch(args)
     if run.examples == 0:
         raise ValueError("compare: expected at least one batch with an example, got none.")

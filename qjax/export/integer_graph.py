@@ -3,8 +3,8 @@
 import functools
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -95,13 +95,21 @@ class IntegerGraph:
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
         arrays = [jnp.asarray(x) for x in arrays]
-        known = tuple((x.shape, x.dtype) for x in arrays)
-        # only the first call of a shape compiles
-        with nullcontext() if known in self._called else stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
+        with self._compiling("call", arrays):
             outputs, *counts = self._jitted(self.interpreter.constants_near(arrays), arrays)
-        self._called.add(known)
         input_checks.refuse(self.ir, *counts)
         return outputs
+
+    @contextmanager
+    def _compiling(self, method: str, arrays: Sequence[Any]) -> Iterator[None]:
+        """A line of progress during the first call of a method with these shapes, because only that one compiles."""
+        known = method, tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in arrays)
+        if known in self._called:
+            yield
+            return
+        with stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
+            yield
+        self._called.add(known)
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
         wanted = [*self.ir.outputs, *input_checks.chosen_by(self.ir)]
@@ -126,7 +134,9 @@ class IntegerGraph:
     @with_transfers
     def run(self, *codes: Any) -> Any:
         """Codes to codes: the integer part by itself. The tuple that `quantize` returns will do, too."""
-        outputs = self.interpreter(*each(codes))
+        arrays = each(codes)
+        with self._compiling("run", arrays):
+            outputs = self.interpreter(*arrays)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @with_transfers
@@ -195,7 +205,8 @@ class IntegerGraph:
                     f"The state's part {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got {x.dtype}. "
                     "graph.state(values) makes codes of floats."
                 )
-        result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
+        with self._compiling("step", arrays):
+            result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
         input_checks.refuse(self.ir, *counts)
         return where.split(result)
 

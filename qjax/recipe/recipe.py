@@ -161,7 +161,7 @@ class Recipe:
             check_pact("Recipe: activations", self.activations)
         if self.observer != "auto":
             calibration.get(self.observer)
-        if not all(isinstance(known, Integers) for known in self.integers):
+        if isinstance(self.integers, Integers) or not all(isinstance(known, Integers) for known in self.integers):
             raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
         if type(self.reduce_range) is not bool:
             raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")

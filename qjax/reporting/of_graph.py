@@ -63,7 +63,7 @@ def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, 
         found = np.bincount(np.clip(flat, 0, q.qmax - q.qmin), minlength=q.qmax - q.qmin + 1)
         counts[name] = counts.get(name, 0) + found
 
-    for args in track(batches, "report: batch"):
+    for args in track(batches, "report: batch", compiles=True):
         arrays = inputs_of(ir, args)
         check_shapes(ir, [tuple(np.shape(x)) for x in arrays])
         env = Env(runner, quantize_inputs(ir, arrays))
