@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from flax import nnx
+from jax import lax
 
 import qjax
 from qjax import Recipe
@@ -331,3 +332,41 @@ def test_the_backward_of_a_loop_keeps_little(monkeypatch, platform, least, most)
     forward = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
     stacked = [v for v in forward.outvars if v.aval.shape[:1] == (X.shape[1],) and len(v.aval.shape) == 3]
     assert least <= len(stacked) <= most
+
+
+JOINS = {
+    "concatenate": lambda x, h: jnp.concatenate([h[:, :1], x], axis=-1)[:, 1:],
+    "slice": lambda x, h: lax.dynamic_update_slice(x, h[:, :1], (0, 1)),
+    "maximum": jnp.maximum,
+    "select": lambda x, h: jnp.where(x > 0, h, x),
+}
+
+
+class Joined(nnx.Module):
+    """A stack of layers in which each joins its own tensor to one from outside: all see the same residual."""
+
+    def __init__(self, join):
+        rngs = nnx.Rngs(0)
+        self.first, self.join = nnx.Linear(3, 3, rngs=rngs), join
+        self.layers = nnx.Param(jax.random.normal(rngs.params(), (2, 3, 3)))
+
+    def __call__(self, x):
+        h = nnx.relu(self.first(x))
+
+        def layer(x, kernel):
+            return JOINS[self.join](x @ kernel, h), None
+
+        return lax.scan(layer, h, self.layers[...])[0]
+
+
+@pytest.mark.parametrize(
+    "join", ["slice", *(pytest.param(k, marks=pytest.mark.exhaustive) for k in JOINS if k != "slice")]
+)
+def test_layers_join_their_tensor_to_one_from_outside(join):
+    """The tensor from outside has one quantizer, and the join of each layer one of its own."""
+    qmodel, _ = check(Joined(join), data(4, 3))
+    shapes = {
+        name: numbers.scale.shape for name, numbers in qmodel.qparams().items() if "first" in name or "scan" in name
+    }
+    assert sorted(shapes.values())[:1] == [()], shapes
+    assert (2,) in shapes.values(), shapes

@@ -1,6 +1,7 @@
 """The state of each value during annotation: accumulator in a chain, quantized (on a grid), float, or constant."""
 
 import dataclasses
+from collections.abc import Collection
 
 from qjax.numerics.meshes import PLACEMENTS
 from qjax.ops import Op
@@ -116,13 +117,21 @@ class States:
         self.state[value] = Grid(place)
 
     def grid_to_share(self, value: Value, stack: tuple[int, ...]) -> Place | None:
-        """The place of a value on a grid that other tensors may share: rows of a table leave the table's own."""
+        """The place of a value on a grid that a tensor inside of these scans may share.
+
+        Two grids are not shared but requantized: that of a table of weights, whose rows are read, and one from outside
+        of a stack of layers, because each layer has quantization parameters of its own.
+        """
         place = self.place_of(value)
-        if place is None or self.root(place).kind != "weight":
+        if place is None or not (self.root(place).kind == "weight" or layers(self.root(place)) < self.layers(stack)):
             return place
         self.state[value] = None
         self.put_on_grid(value, stack)
         return self.place_of(value)
+
+    def layers(self, stack: tuple[int, ...]) -> int:
+        """How many of these scans are over layers, not over data."""
+        return len(stack) - len(self.timed_within(stack))
 
     def place_of(self, value: Value) -> Place | None:
         """The place of a value on a grid."""
@@ -207,18 +216,34 @@ class States:
             place = self.merged[place]
         return place
 
-    def hoist(self, inner: Value, outer: Value, stack: tuple[int, ...]) -> None:
-        """Move the quantizer that a body put on its input to the value that comes in."""
-        place = self.result.values.pop(inner, None)
+    def hoist(
+        self, inner: Value, outer: Value, stack: tuple[int, ...], entering: Collection[Value] = frozenset()
+    ) -> None:
+        """Move the quantizer that a body put on its input to the value that comes in.
+
+        It stays where it is a layer's own, which it shares with tensors other than those that are `entering` the body.
+        """
+        place = self.result.values.get(inner)
         if place is None:
             return
         known = self.place_of(outer)
+        sharing = [place] if known is not None else self._sharing(place, entering)
+        if any(layers(other) > self.layers(stack) for other in sharing):
+            return
+        del self.result.values[inner]
         if known is None:
             place.stack, place.timed, place.shape = stack, self.timed_within(stack), outer.shape
             self.result.values[outer] = place
             self.state[outer] = Grid(place)
         else:
             self.merge(known, place)
+
+    def _sharing(self, place: Place, entering: Collection[Value]) -> list[Place]:
+        """The places that share a quantizer, without those of the values that enter a body."""
+        result, root = self.result, self.root(place)
+        values = (other for value, other in result.values.items() if value not in entering)
+        others = (*values, *result.weights.values(), *(joined.place for joined in result.joined.values()))
+        return [other for other in others if self.root(other) is root]
 
     def origin_of(self, value: Value) -> tuple[str, tuple[str, ...]]:
         """The parameter that a constant is made from, and how."""
@@ -252,3 +277,8 @@ def parent(path: str) -> str:
 def join(scope: str, name: str) -> str:
     """The path of a name within a module."""
     return f"{scope}/{name}" if scope else name
+
+
+def layers(place: Place) -> int:
+    """How many stacks of layers are around a tensor: the axes that its quantization parameters have for them."""
+    return len(place.own(place.stack))

@@ -79,10 +79,11 @@ class Scans(States):
             self.result.timed.add(eqn)
             self.timed = (*self.timed, len(stack))
         self.walk(body, inside)
+        entering = {*body.inputs[:fixed], *body.inputs[fixed + carried :]}
         for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
             if not flags[index] and not fixed <= index < fixed + carried:
                 # the same tensor in every iteration, or slices of one tensor: one quantizer
-                self.hoist(inner, outer, stack)
+                self.hoist(inner, outer, stack, entering)
         carries = range(fixed, fixed + carried)
         for index, value, outer in zip(carries, body.outputs, eqn.outputs, strict=False):
             self.labels[outer] = (join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
