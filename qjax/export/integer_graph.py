@@ -3,7 +3,7 @@
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ class IntegerGraph:
         return outputs
 
     @contextmanager
-    def _compiling(self, method: str, arrays: Sequence[Any]) -> Iterator[None]:
+    def _compiling(self, method: str, arrays: Sequence[Any]) -> Generator[None]:
         """A line of progress during the first call of a method with these shapes, because only that one compiles."""
         known = method, tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in arrays)
         if known in self._called:
