@@ -71,9 +71,8 @@ def calibrate(
     Examples:
       ```python
       qjax.calibrate(qmodel, batches)
-      qjax.calibrate(
-          qmodel, [(x, labels)], inputs=lambda batch: batch[0]
-      )  # batches with labels
+      # batches with labels
+      qjax.calibrate(qmodel, [(x, labels)], inputs=lambda batch: batch[0])
       qjax.calibrate(qmodel, batches, observer="mse")  # clips outliers
       ```
     """

@@ -65,9 +65,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
       ```python
       recipe = qjax.Recipe(target="tflite_micro", weights=qjax.QSpec(bits=4, axis=-1))
       qmodel = qjax.quantize(model, recipe, x)
-      optimizer = nnx.Optimizer(
-          qmodel, optax.adam(1e-3), wrt=nnx.Param
-      )  # trains weights and scales
+      # trains weights and scales
+      optimizer = nnx.Optimizer(qmodel, optax.adam(1e-3), wrt=nnx.Param)
       ```
     """
     return quantize_derived(model, recipe, sample, progress=progress, judged=True)

@@ -114,9 +114,8 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
     Examples:
       ```python
       other = qjax.convert(qmodel, x, target="onnxruntime")
-      print(
-          qjax.compare(graph, other, batches)
-      )  # the first node that differs, by how much and why
+      # the first node that differs, by how much and why
+      print(qjax.compare(graph, other, batches))
       ```
     """
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")

@@ -174,9 +174,8 @@ def optional(pattern: Pattern) -> Pattern:
       ```python
       from qjax.export import op, optional, tensor
 
-      flattened = op(
-          "dot", optional(op("reshape", tensor("x")))
-      )  # with or without the reshape
+      # with or without the reshape
+      flattened = op("dot", optional(op("reshape", tensor("x"))))
       ```
     """
     _require(pattern, "optional: the argument")

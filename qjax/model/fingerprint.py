@@ -29,9 +29,8 @@ class QuantPlan(nnx.Variable):
 
     Examples:
       ```python
-      state = nnx.state(
-          qmodel
-      )  # holds the fingerprint, so that a state for another recipe is refused
+      # holds the fingerprint, so that a state for another recipe is refused
+      state = nnx.state(qmodel)
       nnx.update(qmodel, state)
       ```
     """

@@ -31,9 +31,8 @@ class QuantParam(nnx.Param):
 
     Examples:
       ```python
-      scales = nnx.state(
-          qmodel, qjax.QuantParam
-      )  # what an optimizer of the scales alone moves
+      # what an optimizer of the scales alone moves
+      scales = nnx.state(qmodel, qjax.QuantParam)
       ```
     """
 
@@ -43,9 +42,8 @@ class QuantStat(nnx.Variable):
 
     Examples:
       ```python
-      ranges = nnx.state(
-          qmodel, qjax.QuantStat
-      )  # what calibration sets and no optimizer moves
+      # what calibration sets and no optimizer moves
+      ranges = nnx.state(qmodel, qjax.QuantStat)
       ```
     """
 

@@ -37,9 +37,8 @@ class BitsParam(QuantParam):
     Examples:
       ```python
       learner = qjax.training.LearnedBits(qmodel, x)
-      bits = nnx.state(
-          learner, qjax.training.BitsParam
-      )  # for an optimizer with a rate of their own
+      # for an optimizer with a rate of their own
+      bits = nnx.state(learner, qjax.training.BitsParam)
       ```
     """
 

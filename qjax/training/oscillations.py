@@ -42,9 +42,8 @@ class Oscillations:
       ```python
       tracker = qjax.training.Oscillations.start(qmodel, x, max_bits=4)
       tracker = tracker.update(qmodel)  # after each step
-      tracker = tracker.freeze(
-          qmodel, 0.02
-      )  # fixes the codes that change more often than that
+      # fixes the codes that change more often than that
+      tracker = tracker.freeze(qmodel, 0.02)
       ```
     """
 
