@@ -82,6 +82,12 @@ def test_items_are_counted_from_one(capsys):
     assert re.findall(r"batch \d of \d", capsys.readouterr().err) == ["batch 1 of 2", "batch 2 of 2"]
 
 
+def test_the_first_of_several_batches_compiles(capsys):
+    assert list(progress.track("abc", "verify: batch", enabled=True, compiles=True)) == ["a", "b", "c"]
+    lines = re.findall(r"batch \d of \d[^,]*", capsys.readouterr().err)
+    assert lines == ["batch 1 of 3 (compiling)", "batch 2 of 3", "batch 3 of 3"]
+
+
 def test_an_error_ends_the_line(quick):
     with pytest.raises(ValueError, match="stop"), progress.stage("convert", enabled=True):
         raise ValueError("stop")
@@ -114,3 +120,20 @@ def test_the_first_call_of_a_model_says_that_it_compiles(quick, capsys, monkeypa
     qjax.exact(qmodel, x)(qmodel, x)
     assert seen[0] == "Linear with 3 quantizers: the first call compiles"
     assert "exact forward: the first call compiles" in seen
+
+
+@pytest.mark.filterwarnings("ignore:.*a single number")
+def test_the_first_call_of_a_graph_with_a_shape_says_that_it_compiles(monkeypatch):
+    x = jnp.ones((2, 4))
+    graph = qjax.convert(qjax.quantize(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), qjax.Recipe(), x), x)
+    seen = []
+    monkeypatch.setattr("qjax.export.integer_graph.stage", lambda text: seen.append(text) or progress.stage(text))
+    graph(x)
+    codes = graph.quantize(x)
+    graph.run(codes)
+    assert seen == ["compiling a graph of 1 nodes"] * 2
+    graph(x)
+    graph.run(codes)
+    assert len(seen) == 2
+    graph(jnp.ones((3, 4)))
+    assert len(seen) == 3

@@ -289,6 +289,11 @@ def test_grids_convert_exactly(name):
     assert hidden.qmax == recipe.activations.qmax
 
 
+def test_one_range_that_is_no_list_is_refused():
+    with pytest.raises(TypeError, match=r"integers: expected a list of qjax.integers\(...\), got Integers"):
+        Recipe(integers=qjax.integers("tokens", 0, 9))  # pyright: ignore[reportArgumentType]
+
+
 def test_reduce_range_takes_one_bit_of_every_activation_of_eight():
     found = specs(reduce_range=True, overrides={"stem": Override(activations=QSpec(bits=4, symmetric=False))})
     for name, spec in found.items():

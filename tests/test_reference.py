@@ -7,12 +7,15 @@ import inspect
 import re
 import subprocess
 import sys
+import textwrap
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from flax import nnx
 
 import qjax
 from qjax import calibration, targets
@@ -83,6 +86,66 @@ def test_methods_and_observers_have_a_paper_and_an_example(name: str):
 def test_settings_have_an_example(name: str):
     assert dataclasses.is_dataclass(getattr(qjax, name))
     assert ">>> " in (inspect.getdoc(getattr(qjax, name)) or "")
+
+
+def example_of(value: Any) -> str:
+    """The docstring from its first example on; "" where there is none."""
+    found = re.search(r"^ *>>> |^ *```python$|\n\n {4}\w", inspect.getdoc(value) or "", flags=re.M)
+    return "" if found is None else found.string[found.start() :]
+
+
+RESULTS = {
+    "AccumulatorConstraint",
+    "Correction",
+    "Distilled",
+    "FrozenBase",
+    "Migration",
+    "Moved",
+    "Point",
+    "PostTrainingReport",
+    "Precision",
+    "Ranged",
+    "Ranges",
+    "RebuiltBlock",
+    "Reconstruction",
+    "Rotated",
+    "RoundedLayer",
+    "Rounding",
+    "Score",
+    "Solution",
+    "SolvedLayer",
+    "StepReport",
+    "TensorStatistics",
+    "Weights",
+    "Wider",
+}
+"""Records that a function returns: the function has the example."""
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if callable(PUBLIC[name])])
+def test_every_entry_has_an_example(name: str):
+    assert example_of(PUBLIC[name]) or name.rpartition(".")[2] in RESULTS
+
+
+@pytest.mark.exhaustive
+def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those without a prompt, with the names of the page's first block; pytest runs the others as doctests."""
+    monkeypatch.chdir(tmp_path)
+    block = re.search(r"^```python\n(.*?)^```", (ROOT / "docs/api.md").read_text(), flags=re.M | re.S)
+    assert block is not None
+    names: dict[str, Any] = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(block[1], names)
+        codes = {
+            code: name
+            for name, value in PUBLIC.items()
+            for code in re.findall(r"^ *```python\n(.*?)^ *```", example_of(value), flags=re.M | re.S)
+        }
+        assert len(codes) > 60
+        for code, name in codes.items():
+            own = names | {"qmodel": nnx.clone(names["qmodel"])}
+            exec(compile(textwrap.dedent(code), name, "exec"), own)
 
 
 def test_the_page_of_primitives_is_what_the_registries_say():

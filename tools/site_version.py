@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-VERSION = Path(__file__).parents[1] / "qjax" / "version.py"
+VERSION = Path(__file__).parents[1] / "qjax" / "support" / "version.py"
 
 
 def on_config(config: Any) -> Any:

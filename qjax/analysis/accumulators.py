@@ -168,6 +168,12 @@ def accumulators(
       inputs: picks the graph's inputs out of a batch.
       accumulator: a register to try on every node; None uses each node's own. It changes the counts, but not the codes
         that flow through the graph.
+
+    Examples:
+      ```python
+      print(qjax.accumulators(graph).bits)  # of the widest sum, whatever the input
+      print(qjax.accumulators(graph, batches))  # a table: worst case and these batches
+      ```
     """
     if not isinstance(graph, IntegerGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
@@ -289,7 +295,7 @@ def _observe(
     constants = (kernels.prepare(ir), kernels.prepare(tried), kernels.prepare(exact))
     totals: dict[int, dict[str, int]] = {}
     examples = 0
-    for _, args in track(batches, "accumulators: batch"):
+    for _, args in track(batches, "accumulators: batch", compiles=True):
         codes = graph.quantize(*args)
         codes = codes if isinstance(codes, tuple) else (codes,)
         size = int(np.shape(codes[0])[0])

@@ -76,6 +76,15 @@ def search(
 
     Raises:
       ValueError: no combination is within the budget; the message names the least one.
+
+    Examples:
+      ```python
+      result = qjax.search(
+          model, recipe, x, batches, budget=qjax.Budget(size=160), candidates=(4, 8)
+      )
+      print(result)  # the bits of each layer, and what they cost
+      qmodel = qjax.quantize(model, result.recipe, x)
+      ```
     """
     chosen_by = _check_arguments(budget, candidates, loss, metric, by)
     work = _Work(

@@ -151,10 +151,15 @@ def sensitivity(
 
     Raises:
       ValueError: there is no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
+
+    Examples:
+      ```python
+      print(qjax.sensitivity(qmodel, batches))  # the costliest layer first
+      ```
     """
     check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)
-    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity: batch", enabled=progress))
+    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity: batch", enabled=progress, compiles=True))
     first = next(pairs)
     drafts = _rows(qmodel, layers_of(qmodel, first[1]))
     everything = frozenset(model.names)

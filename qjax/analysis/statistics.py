@@ -159,6 +159,12 @@ def statistics(
 
     Raises:
       ValueError: there is no batch, or a name matches nothing.
+
+    Examples:
+      ```python
+      found = qjax.statistics(qmodel, batches)
+      print(found)  # SQNR, range and clipping of every tensor
+      ```
     """
     check_quantized(qmodel, "statistics")
     patterns = None if nodes is None else _patterns(nodes)
@@ -197,7 +203,7 @@ def statistics(
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
     steep: dict[str, float] = {}
-    for _, args in track(Batches(batches, inputs, "statistics"), "statistics: batch", enabled=progress):
+    for _, args in track(Batches(batches, inputs, "statistics"), "statistics: batch", enabled=progress, compiles=True):
         if sample is None:
             sample = args
             call = qmodel.trace(*args)

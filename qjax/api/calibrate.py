@@ -67,6 +67,14 @@ def calibrate(
       inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       observer: replaces the recipe's observer for all activations: a name of `calibration.names()` or an `Observer`.
       progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
+
+    Examples:
+      ```python
+      qjax.calibrate(qmodel, batches)
+      # batches with labels
+      qjax.calibrate(qmodel, [(x, labels)], inputs=lambda batch: batch[0])
+      qjax.calibrate(qmodel, batches, observer="mse")  # clips outliers
+      ```
     """
     blind = measure_ranges(qmodel, batches, inputs, observer=observer, progress=progress)
     if blind:
@@ -97,7 +105,9 @@ def measure_ranges(
     seen = _Seen({}, {}, {})
     samples: dict[str, list[jax.Array]] = {}
     arrays, rest, count = None, None, 0
-    for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress):
+    for _, args in calibration.track(
+        Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress, compiles=True
+    ):
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:

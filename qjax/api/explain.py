@@ -126,6 +126,11 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
     Raises:
       TraceError: the model cannot be traced, because a shape or a Python branch depends on data.
+
+    Examples:
+      ```python
+      print(qjax.explain(model, x))  # one row per equation, and what stands in the way
+      ```
     """
     known = isinstance(model, QuantizedModel)
     if known and recipe is not None:

@@ -60,6 +60,14 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
 
     One warning lists the settings of the recipe that no tensor uses, another one the weights whose groups differ from
     what it asks for, and a third one the float steps of parts under `Dynamic` that only StableHLO files can hold.
+
+    Examples:
+      ```python
+      recipe = qjax.Recipe(target="tflite_micro", weights=qjax.QSpec(bits=4, axis=-1))
+      qmodel = qjax.quantize(model, recipe, x)
+      # trains weights and scales
+      optimizer = nnx.Optimizer(qmodel, optax.adam(1e-3), wrt=nnx.Param)
+      ```
     """
     return quantize_derived(model, recipe, sample, progress=progress, judged=True)
 
@@ -215,6 +223,13 @@ def convert(
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
       ProfileError: the graph breaks rules of the device that the recipe names. Under another target than the recipe's
         the rules are not checked.
+
+    Examples:
+      ```python
+      graph = qjax.convert(qmodel, x)
+      graph.save("model.qjax")
+      other = qjax.convert(qmodel, x, target="onnxruntime")  # another runtime's rounding
+      ```
     """
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
@@ -256,6 +271,13 @@ def verify(
     Raises:
       ValueError: the graph belongs to another model, a runtime is unknown, or its format cannot hold the graph.
       ImportError: a runtime is not installed.
+
+    Examples:
+      ```python
+      report = qjax.verify(graph, qmodel, batches)
+      print(report)  # codes compared, codes that differ, and why
+      qjax.verify(graph, qmodel, batches, runtimes=["c"])  # also compiles and runs the C code
+      ```
     """
     if not isinstance(graph, IntegerGraph):
         raise TypeError(
@@ -272,7 +294,7 @@ def verify(
         return codes(state, *split_arguments(inputs))
 
     def checked() -> Iterable[tuple[Any, ...]]:
-        seen = track(Batches(batches, inputs, "verify"), f"verify: {len(graph.ir.nodes)} nodes, batch")
+        seen = track(Batches(batches, inputs, "verify"), f"verify: {len(graph.ir.nodes)} nodes, batch", compiles=True)
         for index, (_, args) in enumerate(seen):
             if index == 0:
                 model = nnx.merge(graphdef, state)

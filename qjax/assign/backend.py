@@ -47,6 +47,13 @@ class Fusion:
       prepare: match -> int arrays by role, which the kernel finds in `node.constants`. Only this function sees scales.
         It runs on the host and inside jit and must compute the same bits, so use `qjax.numerics`
         (`effective_scale`, `quantize_multiplier`) instead of floats. None: no constants.
+
+    Examples:
+      ```python
+      from qjax.export import Fusion, compose, op, tensor
+
+      fusion = Fusion("linear_relu", op("dot", tensor("x"), relu=True), compose)
+      ```
     """
 
     name: str
@@ -66,6 +73,14 @@ class Backend:
         `qjax.graph.matching` describes how overlapping matches are resolved.
       others: the operations that nodes outside all patterns may have; None is any. Others are refused, with the user's
         line.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, op
+
+      device = Backend("my_device", "tflite_micro", [Fusion("linear", op("dot"), compose)])
+      on_device = qjax.convert(qmodel, x, target=device)
+      ```
     """
 
     name: str
@@ -153,6 +168,15 @@ def register_backend(backend: Backend) -> Backend:
 
     Raises:
       ValueError: another backend, or a target, has this name.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, op, register_backend
+
+      register_backend(
+          Backend("registered_device", "tflite_micro", [Fusion("linear", op("dot"), compose)])
+      )
+      ```
     """
     if backend.name in targets.names():
         raise ValueError(f"Backend {backend.name!r}: a target has this name; choose another.")

@@ -89,6 +89,16 @@ def expand(graph: Graph) -> Graph:
 
     Args:
       graph: the program.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, expand, op
+
+      device = Backend(
+          "expanded_device", "tflite_micro", [Fusion("linear", op("dot"), compose)]
+      )
+      plain = expand(qjax.convert(qmodel, x, target=device).ir)
+      ```
     """
     if not any(node.op == backend.NAME for node in graph.nodes):
         return graph

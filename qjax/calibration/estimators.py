@@ -36,6 +36,11 @@ class Estimator(abc.ABC):
     """How a quantizer learns. Estimators are immutable and hashable: numbers are arguments, never attributes.
 
     An instance can be used instead of a name: `Recipe(method=Own())`, `Override(method=Own())`.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> isinstance(calibration.LSQ(), calibration.Estimator)
+      True
     """
 
     name: ClassVar[str]
@@ -277,7 +282,13 @@ _ESTIMATORS: dict[str, Estimator] = {cls.name: cls() for cls in (LSQ, LSQPlus, P
 
 
 def estimators() -> tuple[str, ...]:
-    """The names that `estimator` knows."""
+    """The names that `estimator` knows.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> "lsq" in calibration.estimators()
+      True
+    """
     return tuple(_ESTIMATORS)
 
 
@@ -290,6 +301,11 @@ def estimator(method: str | Estimator) -> Estimator:
     Raises:
       ValueError: the name is unknown; the message lists the known ones.
       TypeError: `method` is neither a name nor an estimator, or it is an estimator without a hash.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> calibration.estimator("lsq").learned
+      ('log2_scale',)
     """
     if isinstance(method, Estimator):
         if type(method).__hash__ is None:

@@ -21,6 +21,15 @@ class Observer(Protocol):
 
     An observer is an immutable value without data; the state holds the data. qjax accepts any object with these three
     methods and a name as an observer.
+
+    Examples:
+      ```python
+      observer, spec = qjax.calibration.MinMax(), qjax.QSpec(bits=8)
+      state = observer.init(spec, x.shape)
+      for batch in batches:
+          state = observer.update(state, batch, spec)
+      print(observer.qparams(state, spec).scale)
+      ```
     """
 
     @property

@@ -16,7 +16,13 @@ _OBSERVERS: dict[str, Callable[[], Observer]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names that `get` knows."""
+    """The names that `get` knows.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> "percentile" in calibration.names()
+      True
+    """
     return tuple(_OBSERVERS)
 
 
@@ -29,6 +35,11 @@ def get(observer: str | Observer) -> Observer:
     Raises:
         ValueError: the name is unknown; the message lists the known ones.
         TypeError: `observer` is neither a name nor an observer.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> calibration.get("minmax")
+      MinMax()
     """
     if isinstance(observer, str):
         if observer not in _OBSERVERS:

@@ -38,6 +38,13 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
     Raises:
         ValueError: the method is unknown; `w` is empty or contains NaN or infinity; "lsq" with an asymmetric spec.
         TypeError: `w` is not floating.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> w = np.float32([[0.7, -0.1], [0.2, 1.4]])
+      >>> print(qjax.calibration.weight_qparams(w, qjax.QSpec(bits=4, axis=-1)).scale)
+      [0.1 0.2]
     """
     w = _check_weight(w)
     rows, shape = to_rows(w, spec), spec.param_shape(w.shape)

@@ -111,6 +111,13 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
       TypeError: these are not two graphs, or inputs have another dtype.
       ValueError: the graphs belong to different models (other inputs, outputs, or shapes of a node), or there is no
         batch.
+
+    Examples:
+      ```python
+      other = qjax.convert(qmodel, x, target="onnxruntime")
+      # the first node that differs, by how much and why
+      print(qjax.compare(graph, other, batches))
+      ```
     """
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)
@@ -121,7 +128,7 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
     ]
     run = _Run(*(Runner(*side) for side in zip(joined, labels, constants, strict=True)))
-    for _, args in track(given, f"compare: {len(left.nodes)} nodes, batch"):
+    for _, args in track(given, f"compare: {len(left.nodes)} nodes, batch", compiles=True):
         run.batch(args)
     if run.examples == 0:
         raise ValueError("compare: expected at least one batch with an example, got none.")

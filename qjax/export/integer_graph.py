@@ -3,8 +3,8 @@
 import functools
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -54,6 +54,13 @@ class IntegerGraph:
 
     Args:
       graph: a program, as made by `convert`, `load` and `read`; you need not make one yourself.
+
+    Examples:
+      ```python
+      codes = graph.quantize(x)  # integers, as the device reads them
+      assert jnp.array_equal(graph.dequantize(graph.run(codes)), graph(x))
+      print(graph)  # nodes, codes and bytes
+      ```
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -89,13 +96,21 @@ class IntegerGraph:
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
         arrays = [jnp.asarray(x) for x in arrays]
-        known = tuple((x.shape, x.dtype) for x in arrays)
-        # only the first call of a shape compiles
-        with nullcontext() if known in self._called else stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
+        with self._compiling("call", arrays):
             outputs, *counts = self._jitted(self.interpreter.constants_near(arrays), arrays)
-        self._called.add(known)
         input_checks.refuse(self.ir, *counts)
         return outputs
+
+    @contextmanager
+    def _compiling(self, method: str, arrays: Sequence[Any]) -> Generator[None]:
+        """A line of progress during the first call of a method with these shapes, because only that one compiles."""
+        known = method, tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in arrays)
+        if known in self._called:
+            yield
+            return
+        with stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
+            yield
+        self._called.add(known)
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
         wanted = [*self.ir.outputs, *input_checks.chosen_by(self.ir)]
@@ -120,7 +135,9 @@ class IntegerGraph:
     @with_transfers
     def run(self, *codes: Any) -> Any:
         """Codes to codes: the integer part by itself. It also takes the tuple that `quantize` returns."""
-        outputs = self.interpreter(*each(codes))
+        arrays = each(codes)
+        with self._compiling("run", arrays):
+            outputs = self.interpreter(*arrays)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @with_transfers
@@ -189,7 +206,8 @@ class IntegerGraph:
                     f"The state's array {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got "
                     f"{x.dtype}. graph.state(values) quantizes floats."
                 )
-        result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
+        with self._compiling("step", arrays):
+            result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
         input_checks.refuse(self.ir, *counts)
         return where.split(result)
 
@@ -324,6 +342,13 @@ def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
 
     Args:
       path: of a file that `IntegerGraph.save` wrote.
+
+    Examples:
+      ```python
+      graph.save("model.qjax")
+      again = qjax.load("model.qjax")
+      assert jnp.array_equal(again(x), graph(x))
+      ```
     """
     with stage("load"):
         return IntegerGraph(artifact.load(path, **limits))
@@ -336,6 +361,13 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
       path: the file.
       target: whose rounding the graph has; None: that of the file (if qjax wrote it), else the format's own runtime:
         onnxruntime, tflite_reference.
+
+    Examples:
+      ```python
+      graph.emit("tflite", "model.tflite")  # or any quantized .tflite or .onnx file
+      again = qjax.read("model.tflite")
+      assert jnp.array_equal(again(x), graph(x))
+      ```
     """
     with stage("read"):
         return IntegerGraph(read_file(path, target, **options))

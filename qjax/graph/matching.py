@@ -39,6 +39,14 @@ class Match:
       inputs: the tensors from outside, one per place in the pattern (a named tensor once), in the order of the pattern.
       output: the tensor of the last node.
       tensors: named tensors.
+
+    Examples:
+      ```python
+      from qjax.export import match, op
+
+      found = match(graph, op("dot", name="product"))[0]
+      print(found["product"].attributes, found.output.name)
+      ```
     """
 
     graph: Graph
@@ -89,6 +97,14 @@ def match(graph: Any, *patterns: Pattern, overlapping: bool = False) -> list[Mat
 
     Raises:
       TypeError, ValueError: these are not a graph and patterns; or a predicate asks for values inside jit.
+
+    Examples:
+      ```python
+      from qjax.export import match, op, tensor
+
+      for found in match(graph, op("dot", tensor("x"), name="product")):
+          print(found)
+      ```
     """
     ir = getattr(graph, "ir", graph)
     if not isinstance(ir, Graph):

@@ -26,6 +26,13 @@ class NodeView:
     Args:
       graph: the graph that contains the node.
       node: the node.
+
+    Examples:
+      ```python
+      from qjax.export import match, op
+
+      wide = match(graph, op("dot", where=lambda node: node.output.shape[-1] >= 16))
+      ```
     """
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -155,6 +162,13 @@ def describe(graph: Any) -> str:
 
     Args:
       graph: an `IntegerGraph`, or its `ir`.
+
+    Examples:
+      ```python
+      from qjax.export import describe
+
+      print(describe(graph))
+      ```
     """
     ir = getattr(graph, "ir", graph)
     lines: list[str] = []

@@ -27,6 +27,14 @@ class Pattern:
       ops: names of operations, () for any.
       inputs: patterns, None for any inputs.
       name, where, relu, attributes, commutative: the arguments of `op` and `tensor`.
+
+    Examples:
+      ```python
+      from qjax.export import match, op, tensor
+
+      layer = op("dot", tensor("x"), name="layer")
+      print(match(graph, op("dot", layer, name="next")))  # two dense layers in a row
+      ```
     """
 
     kind: str
@@ -78,6 +86,14 @@ def op(
       relu: whether the node's codes end in a fused ReLU; None accepts both. See `NodeView.relu`.
       attributes: values that the node's attributes must have.
       commutative: whether the two inputs may be swapped; None: in additions and multiplications.
+
+    Examples:
+      ```python
+      from qjax.export import op, tensor
+
+      image = tensor("image")
+      residual = op("add", op("conv", image, relu=False), image, relu=True)
+      ```
     """
     names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     unknown = set(names) - {*ops.names(), "*"}
@@ -100,6 +116,13 @@ def tensor(name: str | None = None, *, where: Callable[[Tensor], Any] | None = N
     Args:
       name: its name in the match.
       where: (tensor) -> whether it may match.
+
+    Examples:
+      ```python
+      from qjax.export import op, tensor
+
+      square = op("multiply", tensor("x"), tensor("x"))  # the same tensor twice
+      ```
     """
     _check_name(name)
     return Pattern("tensor", name=name, where=where)
@@ -111,13 +134,29 @@ def constant(name: str | None = None, *, where: Callable[[Tensor], Any] | None =
     Args:
       name: its name in the match.
       where: (tensor) -> whether it may match.
+
+    Examples:
+      ```python
+      from qjax.export import constant, op, tensor
+
+      shifted = op("add", tensor("x"), constant("table"))
+      ```
     """
     _check_name(name)
     return Pattern("constant", name=name, where=where)
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """A pattern for one of several patterns; the first that leads to a match is used."""
+    """A pattern for one of several patterns; the first that leads to a match is used.
+
+    Examples:
+      ```python
+      from qjax.export import any_of, match, op
+
+      product = any_of(op("dot"), op("conv"))
+      print(len(match(graph, product)))
+      ```
+    """
     if not patterns:
         raise ValueError("any_of: expected at least one pattern, got none.")
     for pattern in patterns:
@@ -130,6 +169,14 @@ def optional(pattern: Pattern) -> Pattern:
 
     Args:
       pattern: an `op` pattern.
+
+    Examples:
+      ```python
+      from qjax.export import op, optional, tensor
+
+      # with or without the reshape
+      flattened = op("dot", optional(op("reshape", tensor("x"))))
+      ```
     """
     _require(pattern, "optional: the argument")
     if pattern.kind != "op" or pattern.inputs is None or len(pattern.inputs) != 1:

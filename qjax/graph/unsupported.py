@@ -9,7 +9,20 @@ from qjax.tracing import Composite, Equation
 
 
 class ConversionError(Unsupported):
-    """A part of the model has no integer form; the message names the place and the cure."""
+    """A part of the model has no integer form; the message names the place and the cure.
+
+    Examples:
+      ```python
+      sorting = qjax.from_function(
+          lambda w, x: jnp.lexsort((x @ w, x)), np.eye(8, dtype=np.float32)
+      )
+      sorted_model = qjax.quantize(sorting, recipe, x)  # warns already
+      try:
+          qjax.convert(sorted_model, x)
+      except qjax.ConversionError as error:
+          print(error)  # the primitive, your line and a cure
+      ```
+    """
 
 
 _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."

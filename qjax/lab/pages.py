@@ -27,6 +27,20 @@ def page(result: "Result") -> str:
 
     Args:
       result: what `run` returned.
+
+    Examples:
+      >>> from qjax.lab import Measurement, Prediction, Settings, Study, page, run
+      >>> study = Study(
+      ...     "coin",
+      ...     "A coin",
+      ...     "How often do heads come up?",
+      ...     "One throw.",
+      ...     predict=lambda settings: [Prediction("heads", 0, 1, "a share")],
+      ...     measure=lambda settings: Measurement({"heads": 1.0}, [], {}, "It was heads."),
+      ...     draw=lambda figure, data: None,
+      ... )
+      >>> page(run(study, Settings())).splitlines()[0]
+      '# A coin'
     """
     return "\n".join(_lines(result)) + "\n"
 

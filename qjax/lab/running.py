@@ -28,6 +28,16 @@ class Result:
       predictions: all of them, as they were stated.
       measurement: the measured values.
       seconds: the time that predictions (some need a trained network) and measurement took.
+
+    Examples:
+      >>> from qjax.lab import Measurement, Prediction, Result, Settings, Study
+      >>> predictions = [Prediction("heads", 0.4, 0.6, "a fair coin")]
+      >>> study = Study(
+      ...     "coin", "A coin", "Is it fair?", "Throws.", lambda _: [], lambda _: None, print
+      ... )
+      >>> measurement = Measurement({"heads": 0.9}, [], {}, "It is not.")
+      >>> Result(study, Settings(), predictions, measurement, seconds=0.1).left
+      [Prediction(name='heads', low=0.4, high=0.6, why='a fair coin')]
     """
 
     study: Study
@@ -52,6 +62,22 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
 
     Raises:
       ValueError: a study that does not measure what it predicts, or predicts the same thing twice.
+
+    Examples:
+      ```python
+      from qjax.lab import Measurement, Prediction, Settings, Study, run
+
+      study = Study(
+          "coin",
+          "A coin",
+          "How often do heads come up?",
+          "One throw.",
+          predict=lambda settings: [Prediction("heads", 0, 1, "a share")],
+          measure=lambda settings: Measurement({"heads": 1.0}, [], {}, "It was heads."),
+          draw=lambda figure, data: None,
+      )
+      result = run(study, Settings(seed=0))
+      ```
     """
     console = console or Console(stderr=True)
     console.print(f"[bold]{study.name}[/bold]: {study.title}")
@@ -93,6 +119,26 @@ def write(result: Result, folder: Path) -> None:
     Raises:
       ModuleNotFoundError: matplotlib is missing.
       TypeError: the study's data are not JSON.
+
+    Examples:
+      ```python
+      from pathlib import Path
+
+      from qjax.lab import Measurement, Prediction, Settings, Study, run, write
+
+      study = Study(
+          "coin",
+          "A coin",
+          "How often do heads come up?",
+          "One throw.",
+          predict=lambda settings: [Prediction("heads", 0, 1, "a share")],
+          measure=lambda settings: Measurement(
+              {"heads": 1.0}, [], {"heads": 1.0}, "It was heads."
+          ),
+          draw=lambda figure, data: figure.subplots().bar(list(data), list(data.values())),
+      )
+      write(run(study, Settings(seed=0)), Path("."))  # coin.md, coin.png, coin.json
+      ```
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = result.study.name

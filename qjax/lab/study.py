@@ -15,6 +15,11 @@ class Settings:
     Args:
       seed: the seed of everything that is drawn at random.
       full: whether to use as many samples, sizes and seeds as the study can.
+
+    Examples:
+      >>> from qjax.lab import Settings
+      >>> Settings(seed=1, full=True)
+      Settings(seed=1, full=True)
     """
 
     seed: int = 0
@@ -29,6 +34,12 @@ class Prediction:
       name: what is measured, with its unit.
       low, high: the ends of the band, which belong to it.
       why: the formula or the source, and where the width comes from.
+
+    Examples:
+      >>> from qjax.lab import Prediction
+      >>> prediction = Prediction("share", 0.2, 0.3, "one of four remainders is a tie")
+      >>> prediction.holds(0.25)
+      True
     """
 
     name: str
@@ -49,6 +60,10 @@ class Table:
       title: the heading on the page.
       columns: their names.
       rows: one cell for each column; numbers are shown to four digits.
+
+    Examples:
+      >>> from qjax.lab import Table
+      >>> table = Table("Codes", ("bits", "codes"), [(2, 4), (4, 16)])
     """
 
     title: str
@@ -65,6 +80,10 @@ class Measurement:
       tables: figures for the page.
       data: what the picture draws, JSON values.
       conclusion: what the figures mean, in Markdown. It takes its figures from the measurement; none is typed by hand.
+
+    Examples:
+      >>> from qjax.lab import Measurement
+      >>> measurement = Measurement({"share": 0.25}, [], {}, "A quarter of the codes differ.")
     """
 
     values: Mapping[str, float]
@@ -86,6 +105,18 @@ class Study:
       draw: fills a matplotlib figure from `Measurement.data`.
       answer: what a practitioner should do, Markdown, at the top of the page.
       command: the command that makes the page, for its readers.
+
+    Examples:
+      >>> from qjax.lab import Measurement, Prediction, Study
+      >>> study = Study(
+      ...     name="coin",
+      ...     title="A coin",
+      ...     question="How often do heads come up?",
+      ...     method="One throw.",
+      ...     predict=lambda settings: [Prediction("heads", 0, 1, "a share")],
+      ...     measure=lambda settings: Measurement({"heads": 1.0}, [], {}, "It was heads."),
+      ...     draw=lambda figure, data: None,
+      ... )
     """
 
     name: str
@@ -106,6 +137,12 @@ def binomial_band(probability: float, samples: int, sigmas: float = 5.0) -> tupl
       probability: the probability of one success, p.
       samples: the number of trials, n.
       sigmas: half the width in standard deviations; one run in two million falls outside of a band of 5.
+
+    Examples:
+      >>> from qjax.lab import binomial_band
+      >>> low, high = binomial_band(0.5, 10_000)
+      >>> round(low, 3), round(high, 3)
+      (0.475, 0.525)
     """
     spread = sigmas * (probability * (1 - probability) / samples) ** 0.5
     return probability - spread, probability + spread
@@ -118,6 +155,11 @@ def mean_band(mean: float, deviation: float, samples: int, sigmas: float = 5.0) 
       mean, deviation: the expectation and the standard deviation of one number.
       samples: how many numbers there are, n.
       sigmas: half the width in standard errors.
+
+    Examples:
+      >>> from qjax.lab import mean_band
+      >>> mean_band(1.0, deviation=2.0, samples=100)
+      (0.0, 2.0)
     """
     spread = sigmas * deviation / samples**0.5
     return mean - spread, mean + spread

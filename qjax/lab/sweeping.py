@@ -29,7 +29,16 @@ SECONDS, ERROR = "seconds", "error"
 
 
 class SweepError(ValueError):
-    """A sweep that cannot start or continue; the message tells what was expected, what came, and the cure."""
+    """A sweep that cannot start or continue; the message tells what was expected, what came, and the cure.
+
+    Examples:
+      >>> from qjax.lab import SweepError, sweep
+      >>> try:
+      ...     sweep(lambda bits: {"codes": bits}, {"bits": [2]}, processes=0)
+      ... except SweepError as error:
+      ...     print(error)
+      processes: expected 1 or more, got 0.
+    """
 
 
 class Rows(Sequence[Row]):
@@ -39,6 +48,12 @@ class Rows(Sequence[Row]):
       rows: column -> value, for each row.
       axes: the columns that were swept.
       failed: rows whose function raised an exception; they have the column "error" and no results.
+
+    Examples:
+      >>> from qjax.lab import sweep
+      >>> rows = sweep(lambda bits: {"codes": 2**bits}, {"bits": [2, 4]})
+      >>> [row["codes"] for row in rows.where(bits=4)]
+      [16]
     """
 
     def __init__(self, rows: Iterable[Row], axes: Sequence[str], failed: Iterable[Row] = ()) -> None:

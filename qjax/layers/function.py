@@ -135,6 +135,16 @@ def from_function(
         net = hk.without_apply_rng(hk.transform(forward))
         params = net.init(jax.random.key(0), x)
         qmodel = qjax.quantize(qjax.from_function(net.apply, params), qjax.Recipe(), x)
+
+    Examples:
+      ```python
+      def apply(params, x):
+          return jax.nn.relu(x @ params["w"]) @ params["out"]
+
+
+      params = {"w": np.ones((8, 4), np.float32), "out": np.ones((4, 2), np.float32)}
+      qmodel = qjax.quantize(qjax.from_function(apply, params), qjax.Recipe(), x)
+      ```
     """
     if not callable(apply):
         raise TypeError(

@@ -96,6 +96,14 @@ def from_keras(model: Any) -> nnx.Module:
         built; Keras has quantized it; a recurrent layer is stateful.
 
         qmodel = qjax.quantize(qjax.from_keras(keras_model), qjax.Recipe(), x)
+
+    Examples:
+      ```python
+      import keras
+
+      net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, activation="relu")])
+      qmodel = qjax.quantize(qjax.from_keras(net), qjax.Recipe(), x)
+      ```
     """
     _check(model)
     held = Keras(model, (), {}, {})

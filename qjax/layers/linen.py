@@ -137,6 +137,15 @@ def from_linen(
         model = qjax.from_linen(net, net.init(key, x, train=False), training={"train": True},
                                 evaluation={"train": False}, rngs=nnx.Rngs(dropout=0))
         qmodel = qjax.quantize(model, qjax.Recipe(), x)
+
+    Examples:
+      ```python
+      from flax import linen
+
+      module = linen.Dense(4)
+      variables = module.init(jax.random.key(0), x)
+      qmodel = qjax.quantize(qjax.from_linen(module, variables), qjax.Recipe(), x)
+      ```
     """
     from flax import linen as nn  # imported here, so that users of nnx do not wait for the import
 

@@ -57,6 +57,21 @@ def stateful(module: nnx.Module, *kinds: type[nnx.Variable[Any]]) -> Stateful:
 
     Raises:
       TypeError: no module, or no types. ValueError: the module has no variable of these types.
+
+    Examples:
+      ```python
+      class Counter(nnx.Module):
+          def __init__(self):
+              self.total = nnx.Cache(jnp.zeros((32, 8)))
+
+          def __call__(self, x):
+              self.total[...] = self.total[...] + x
+              return 0.5 * self.total[...]
+
+
+      model = qjax.stateful(Counter(), nnx.Cache)
+      output, state = model(model.state(), x)
+      ```
     """
     if not isinstance(cast("Any", module), nnx.Module):
         raise TypeError(f"stateful: expected a flax nnx.Module, got {type(module).__name__}.")

@@ -22,7 +22,16 @@ from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, use
 
 
 class TraceError(Unsupported):
-    """The model cannot be traced, because it fails on these arguments or its structure depends on numbers."""
+    """The model cannot be traced, because it fails on these arguments or its structure depends on numbers.
+
+    Examples:
+      ```python
+      try:
+          qjax.explain(model, x[:, :3])  # the first layer takes 8 features
+      except qjax.TraceError as error:
+          print(error)
+      ```
+    """
 
 
 _DEPENDS_ON_DATA = (

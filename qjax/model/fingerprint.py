@@ -25,7 +25,15 @@ _SHOWN = 3
 
 
 class QuantPlan(nnx.Variable):
-    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; it is never trained."""
+    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; it is never trained.
+
+    Examples:
+      ```python
+      # holds the fingerprint, so that a state for another recipe is refused
+      state = nnx.state(qmodel)
+      nnx.update(qmodel, state)
+      ```
+    """
 
     def update_from_state(self, variable_state: Any) -> None:
         """Take the value of a restored state, or raise if it belongs to another plan."""

@@ -283,6 +283,13 @@ class QuantizedModel(nnx.Module):
 
     An ordinary `nnx.Module`: `train()`, `eval()`, `nnx.split`, optimizers and transforms apply. Calling it calls the
     user's `__call__`; the user's own parameters are under `model`, those of the quantizers under `quantizers`.
+
+    Examples:
+      ```python
+      scores = qmodel(x)  # fake-quantized, as often as you train it
+      print(qmodel.summary())  # every quantizer with its bits and scale
+      float_model = qmodel.model  # the module with the parameters that train
+      ```
     """
 
     post_training_report: Any = None

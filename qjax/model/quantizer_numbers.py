@@ -29,11 +29,25 @@ _LEARNED = "learned_"
 
 
 class QuantParam(nnx.Param):
-    """Numbers of quantizers that training updates: the logarithms of scales, zero points, thresholds."""
+    """Numbers of quantizers that training updates: the logarithms of scales, zero points, thresholds.
+
+    Examples:
+      ```python
+      # what an optimizer of the scales alone moves
+      scales = nnx.state(qmodel, qjax.QuantParam)
+      ```
+    """
 
 
 class QuantStat(nnx.Variable):
-    """Numbers of quantizers that only calibration sets."""
+    """Numbers of quantizers that only calibration sets.
+
+    Examples:
+      ```python
+      # what calibration sets and no optimizer moves
+      ranges = nnx.state(qmodel, qjax.QuantStat)
+      ```
+    """
 
 
 @dataclasses.dataclass(frozen=True)

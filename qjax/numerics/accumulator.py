@@ -60,6 +60,11 @@ class Accumulator:
       operands: what wraps or saturates, sums of centered codes or of stored ones; pairs always multiply stored codes.
       order: of a convolution's K, for "saturate" and pairs.
       unit, padding: pairs only: where pairing starts again, and how positions outside of the image count.
+
+    Examples:
+      >>> from qjax import numerics, targets
+      >>> register = numerics.Accumulator(bits=16, overflow="saturate")
+      >>> narrow = targets.get("tflite_micro").replace(name="narrow_chip", accumulator=register)
     """
 
     bits: int = 32

@@ -105,6 +105,13 @@ def quantize(
       rounding: how to round `x * (1/scale)`; `stochastic` needs `key`.
       key: the random key of stochastic rounding.
       quantization: the formula of another runtime, see `numerics.input_quantization`.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> qparams = qjax.QParams(np.float32(0.5), 3, qjax.QSpec(symmetric=False))
+      >>> print(qjax.numerics.quantize(np.float32([0.0, 1.0, -2.0, 900.0]), qparams))
+      [  3   5  -1 127]
     """
     return _quantize(float_tensor(x), qparams, rounding, key, quantization)
 
@@ -129,6 +136,13 @@ def dequantize(codes: ArrayLike, qparams: QParams, *, dequantization: OutputDequ
       codes: integers.
       qparams: scale and zero point for a tensor of their shape.
       dequantization: the formula of another runtime, see `numerics.output_dequantization`.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> qparams = qjax.QParams(np.float32(0.5), 3, qjax.QSpec(symmetric=False))
+      >>> print(qjax.numerics.dequantize(np.int8([3, 5, -1]), qparams))
+      [ 0.  1. -2.]
     """
     codes = jnp.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
@@ -155,6 +169,15 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
       lo, hi: float arrays of the parameters' shape.
       spec: the codes. A symmetric unsigned one refuses a concrete negative `lo`, which it cannot represent.
       power_of_two: round the scale up to a power of two, exactly.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> qparams = qjax.numerics.choose_qparams(
+      ...     np.float32(-1.0), np.float32(4.1), qjax.QSpec(symmetric=False)
+      ... )
+      >>> print(qparams.scale, qparams.zero_point)
+      0.020000001 -78
     """
     lo, hi = as_float32(lo), as_float32(hi)
     if lo.shape != hi.shape:

@@ -69,6 +69,13 @@ def fake_quant(
       rounding: "nearest_even" or another `Rounding`; "stochastic" needs `key`.
       key: the random key of stochastic rounding.
       quantization: the formula of another runtime, see `numerics.input_quantization`; the gradient is the same.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> qparams = qjax.QParams(np.float32(0.5), 0, qjax.QSpec(bits=4))
+      >>> print(qjax.fake_quant(np.float32([0.2, 0.3, 9.0]), qparams))
+      [0.  0.5 3.5]
     """
     x, spec = float_tensor(x), qparams.spec
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
@@ -115,6 +122,12 @@ def fake_quant_codes(
       gradient, gradient_scale, rounding, key, quantization: as for `fake_quant`.
       elementwise_scale: `scale` once for each element of x. It takes the gradient of `scale`, which is not summed yet,
         and nothing else reads it. A loop whose steps share a scale then sums once, after its last step.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.fake_quant_codes(np.float32([0.2, 0.3, 9.0]), np.float32(0.5), 0, -8, 7))
+      [0. 1. 7.]
     """
     x = float_tensor(x)
     scale, zero_point = jnp.asarray(scale), jnp.asarray(zero_point)
@@ -147,6 +160,11 @@ def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
     Args:
       n_elements: N, how many elements share the scale.
       qmax: the greatest code.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> numerics.lsq_gradient_scale(n_elements=100, qmax=1)
+      0.1
     """
     if n_elements < 1 or qmax < 1:
         raise ValueError(f"lsq_gradient_scale: both arguments must be positive. Got {n_elements}, {qmax}")

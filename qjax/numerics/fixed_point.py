@@ -23,6 +23,12 @@ class Multiplier(NamedTuple):
     Attributes:
       multiplier: int32, in [2^30, 2^31), or 0.
       shift: int32 of the same shape, in [-31, 30]; 0 where the multiplier is 0.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> multiplier, shift = numerics.quantize_multiplier(0.3)
+      >>> float(multiplier) * 2.0 ** (int(shift) - 31)
+      0.30000000004656613
     """
 
     multiplier: Any
@@ -54,6 +60,11 @@ def effective_scale(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, *, form: Lit
     Raises:
       ValueError: another form, or NaN or infinity on the host.
       ZeroDivisionError: s_y contains 0, on the host.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> float(numerics.effective_scale(0.5, 0.25, 0.125).to_float32())
+      1.0
     """
     product = Real.of(s_x) * Real.of(s_w)
     if form == "f32":
@@ -81,6 +92,12 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
       ValueError: on the host, a negative number, or 2^30 and more (a shift above 30, which no rule supports).
         Inside a trace, where values cannot be checked, a negative number results in (0, 0) and a number too great
         saturates to (2^31 - 1, 30), as TFLite's single-rounding build does.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> multiplier, shift = numerics.quantize_multiplier(0.75)
+      >>> int(multiplier) == 3 * 2**29, int(shift)
+      (True, 0)
     """
     e = Real.of(effective_scale)
     xp = host_or_trace(e.sign, e.mantissa, e.exponent)
@@ -120,6 +137,13 @@ def saturating_rounding_doubling_high_mul(a: Any, b: Any) -> Any:
 
     Raises:
       TypeError: an operand is not int32.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> half = np.int32(2**30)  # 0.5 in Q31
+      >>> int(numerics.saturating_rounding_doubling_high_mul(half, half)) == 2**29
+      True
     """
     xp, a, b = _int32_pair(a, b)
     with wide(xp):
@@ -141,6 +165,12 @@ def rounding_divide_by_power_of_two(x: ArrayLike, exponent: ArrayLike) -> Any:
 
     Returns:
       int32: numpy for host inputs, a JAX array where one of the inputs is.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.rounding_divide_by_power_of_two(np.int32([5, 6, -6]), np.int32(2)))
+      [ 1  2 -2]
     """
     return rounding_right_shift(x, exponent, Rounding.NEAREST_AWAY)
 

@@ -30,6 +30,14 @@ class Slopes:
     has no effect.
 
     x: dv/dx. scale: dv/ds. zero_point: dv/dzp divided by -s.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax.numerics import gradients
+      >>> steps = np.float32([0.4, 9.0])
+      >>> slopes = gradients.ste(steps, np.round(steps), -8, 7)
+      >>> print(slopes.x)  # 9 is beyond the greatest code
+      [ True False]
     """
 
     x: jax.Array | None

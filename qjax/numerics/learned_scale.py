@@ -40,6 +40,12 @@ def learned_scale(log2_scale: Any) -> jax.Array:
 
     Args:
       log2_scale: the base-2 logarithm of the scale, a float array.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.learned_scale(np.float32([-3.0, 0.0, 1.0])))
+      [0.125 1.    2.   ]
     """
     raw = _float32(log2_scale, "learned_scale")
     value = exp2(jax.lax.stop_gradient(raw))
@@ -95,6 +101,12 @@ def log2_scale_of(scale: ArrayLike) -> np.ndarray:
 
     Args:
       scale: positive numbers.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.log2_scale_of(np.float32([0.125, 2.0])))
+      [-3.  1.]
     """
     scale = np.asarray(scale, np.float64)
     bad = ~((scale >= 2.0**-LOG2_LIMIT) & (scale <= 2.0**LOG2_LIMIT))
@@ -118,6 +130,12 @@ def power_of_two_scale(log2_threshold: Any, qmax: int) -> jax.Array:
     Args:
       log2_threshold: the base-2 logarithm of the threshold, a float array.
       qmax: the greatest code.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.power_of_two_scale(np.float32(1.3), 127))
+      0.03125
     """
     bits = qmax.bit_length()
     if qmax < 1 or qmax + 1 != 1 << bits:
@@ -139,6 +157,12 @@ def pact_scale(alpha: Any, qmax: int) -> jax.Array:
     Args:
       alpha: the clipping value, a float array.
       qmax: the greatest code.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.pact_scale(np.float32(6.0), 15))
+      0.40000004
     """
     if qmax < 1:
         raise ValueError(f"pact_scale: qmax must be at least 1. Got {qmax}")

@@ -58,6 +58,14 @@ def pair_sum_events(x: jax.Array, w: jax.Array, zero_point: ArrayLike = 0) -> St
     Args:
       x, w: (K, batch, M) and (K, batch, N), int8 or uint8.
       zero_point: as in `pair_sum`.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> x, w = np.full((2, 1, 1), 255, np.uint8), np.full((2, 1, 1), 127, np.int8)
+      >>> total, saturated = numerics.pair_sum_events(x, w)
+      >>> print(total, saturated)
+      [[[32767]]] [[[1]]]
     """
     return _paired(x, w, zero_point, events=True)
 

@@ -30,6 +30,13 @@ class QParams:
       spec: the `QSpec`.
 
     Concrete values are checked when a QParams is made; traced ones cannot be.
+
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> qparams = qjax.QParams(np.float32(0.5), 0, qjax.QSpec(bits=4))
+      >>> print(qjax.numerics.quantize(np.float32([0.2, 0.3, 9.0]), qparams))
+      [0 1 7]
     """
 
     scale: jax.Array

@@ -29,6 +29,12 @@ def integer_sqrt(x: ArrayLike) -> Any:
 
     Raises:
       TypeError: another dtype. ValueError: a number out of range, on the host.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.integer_sqrt(np.int64([15, 16, 17])))
+      [3 4 4]
     """
     xp = _checked("integer_sqrt", x, 0)
     with wide(xp):
@@ -48,6 +54,13 @@ def integer_rsqrt(x: ArrayLike) -> tuple[Any, Any]:
 
     Raises:
       TypeError: another dtype. ValueError: a number out of range, on the host.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> r, h = numerics.integer_rsqrt(np.int64(16))
+      >>> float(r) * 2.0 ** (int(h) - 61)
+      0.25
     """
     xp = _checked("integer_rsqrt", x, 1)
     with wide(xp):

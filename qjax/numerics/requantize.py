@@ -62,6 +62,15 @@ def requantize(
       ValueError: unknown rule, empty or too wide code range, shapes that do not broadcast, missing or unused
         key; and on the host, as values are not checked inside a trace, a scale that is negative, NaN,
         infinite or too great for the rule (2^30 for a `Multiplier`), or constants out of their range.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> sums = np.int32([5, 7, 9000])
+      >>> print(numerics.requantize(sums, 0.5, rule="nearest_even"))
+      [  2   4 127]
+      >>> print(numerics.requantize(sums, 0.5, rule="single_round"))
+      [  3   4 127]
     """
     chosen = get_rule(rule)
     check_key(rule, chosen.needs_key, key)

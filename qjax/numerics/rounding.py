@@ -26,6 +26,14 @@ class Rounding(enum.StrEnum):
     `nearest_away` is roundTiesToAway, C's `round` (RND_INF), `nearest_up` is floor(x + 1/2) in exact
     arithmetic (RND), `toward_zero` is C's cast (TRN_ZERO), `floor` is the arithmetic shift (TRN).
     `stochastic` rounds up with a probability equal to the fraction, and needs a random key.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(
+      ...     numerics.round_float(np.float32([0.5, 1.5, -2.5]), numerics.Rounding.NEAREST_AWAY)
+      ... )
+      [ 1.  2. -3.]
     """
 
     NEAREST_EVEN = "nearest_even"
@@ -77,6 +85,12 @@ def round_float(
     Raises:
       TypeError: x has another dtype.
       ValueError: unknown rounding, a missing key, or a key that would not be used.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.round_float(np.float32([0.5, 1.5, -2.5]), "nearest_even"))
+      [ 0.  2. -2.]
     """
     rounding = Rounding.of(rounding)
     check_key(rounding, rounding is Rounding.STOCHASTIC, key)
@@ -132,6 +146,12 @@ def rounding_right_shift(x: Any, shift: Any, rounding: Rounding | str, *, key: j
     Raises:
       TypeError: x is not int32 or int64, or shift is not an integer.
       ValueError: a shift out of range, an unknown rounding, a missing or unused key.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.rounding_right_shift(np.int32([5, 6, -6]), 2, "nearest_even"))
+      [ 1  2 -2]
     """
     rounding = Rounding.of(rounding)
     check_key(rounding, rounding is Rounding.STOCHASTIC, key)

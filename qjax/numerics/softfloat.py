@@ -49,6 +49,12 @@ class Real:
       sign: int32, -1, 0 or 1.
       mantissa: uint64, 0 or in [2^52, 2^53).
       exponent: int32.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> third = numerics.Real.of(1.0) / numerics.Real.of(3.0)
+      >>> float(third.to_float32())
+      0.3333333432674408
     """
 
     sign: Any

@@ -133,6 +133,16 @@ def compose(inputs: Sequence[jax.Array], node: Fused) -> jax.Array:
     Args:
       inputs: codes, in the order of the pattern's tensors.
       node: the fused node.
+
+    Examples:
+      ```python
+      from qjax.export import Backend, Fusion, compose, op
+
+      device = Backend(
+          "composing_device", "tflite_micro", [Fusion("linear", op("dot"), compose)]
+      )
+      assert jnp.array_equal(qjax.convert(qmodel, x, target=device)(x), graph(x))
+      ```
     """
     values: dict[int | str, jax.Array] = dict(enumerate(inputs))
     out = inputs[0]

@@ -17,6 +17,13 @@ class Known:
     Args:
       names: of the operators, as the format spells them.
       source: where the vendor documents it.
+
+    Examples:
+      >>> from qjax.profiles import Known, Source
+      >>> known = Known(
+      ...     frozenset({"CONV_2D", "ADD"}),
+      ...     Source("data sheet, version 3", "https://example.com"),
+      ... )
     """
 
     names: frozenset[str]
@@ -29,6 +36,13 @@ def known(names: str, source: Source) -> Known:
     Args:
       names: of operators, separated by spaces.
       source: where the vendor documents it.
+
+    Examples:
+      >>> from qjax.profiles import Source, known
+      >>> sorted(
+      ...     known("CONV_2D ADD", Source("data sheet, version 3", "https://example.com")).names
+      ... )
+      ['ADD', 'CONV_2D']
     """
     return Known(frozenset(names.split()), source)
 
@@ -101,6 +115,18 @@ def register(profile: Profile) -> Profile:
 
     Raises:
       ValueError: another profile has this name.
+
+    Examples:
+      ```python
+      import dataclasses
+
+      from qjax import profiles
+
+      profiles.register(
+          dataclasses.replace(profiles.get("ethos_u"), name="my_npu", title="My NPU")
+      )
+      recipe = qjax.Recipe(profile="my_npu")
+      ```
     """
     if _profiles.setdefault(profile.name, profile) is not profile:
         raise ValueError(f"Another profile is registered under the name {profile.name!r}.")
@@ -115,6 +141,11 @@ def get(name: "str | Profile") -> Profile:
 
     Raises:
       ValueError: there is none.
+
+    Examples:
+      >>> from qjax import profiles
+      >>> profiles.get("tensorrt").title
+      'NVIDIA TensorRT 11'
     """
     if isinstance(name, Profile):
         return name
@@ -126,5 +157,11 @@ def get(name: "str | Profile") -> Profile:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all registered profiles."""
+    """The names of all registered profiles.
+
+    Examples:
+      >>> from qjax import profiles
+      >>> "ethos_u" in profiles.names()
+      True
+    """
     return tuple(sorted(_profiles))

@@ -21,6 +21,16 @@ def check_operators(
       operators: those of a file.
       trained: whether the values of the weights are final; False leaves out the rules that depend on them.
       scheme: False leaves out the rules about bits, signs and zero points, because they were checked already.
+
+    Examples:
+      >>> from qjax import profiles
+      >>> from qjax.profiles import Operator, Tensor
+      >>> x, y = Tensor("x", (1, 8), "int8"), Tensor("y", (1, 8), "int8")
+      >>> verdict = profiles.check_operators(
+      ...     profiles.get("ethos_u"), [Operator("MY_OP", "node", (x,), (y,))]
+      ... )
+      >>> len(verdict.violations) > 0
+      True
     """
     found: list[Violation] = []
     rules = [rule for rule in profile.rules if (trained or not rule.numbers) and (scheme or not rule.scheme)]
@@ -67,6 +77,15 @@ def check_spec(
       spec: the codes.
       where: the owner of the spec, for the message.
       location: the user's "file:line", if there is one.
+
+    Examples:
+      >>> import qjax
+      >>> from qjax import profiles
+      >>> found = profiles.check_spec(
+      ...     profiles.get("ethos_u"), "weight", qjax.QSpec(bits=4), "fc/kernel"
+      ... )
+      >>> [violation.came for violation in found]
+      ['4']
     """
     allowed: Specs = profile.scheme.weights if kind == "weight" else profile.scheme.activations
     name, given = ("weights", profile.weights) if kind == "weight" else ("activations", profile.activations)

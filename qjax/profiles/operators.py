@@ -24,6 +24,10 @@ class Tensor:
       axis: the axis along which scales differ; None: one scale.
       blocks: whether there are scales for parts of an axis.
       data: returns the codes of a constant; None for tensors that are computed or fed.
+
+    Examples:
+      >>> from qjax.profiles import Tensor
+      >>> tensor = Tensor("x", (None, 8), "int8")  # any batch
     """
 
     name: str
@@ -70,6 +74,11 @@ class Operator:
       weight, bias: the positions of these inputs.
       on_codes: whether it is one of ONNX's operators whose inputs are codes instead of the floats after
         DequantizeLinear.
+
+    Examples:
+      >>> from qjax.profiles import Operator, Tensor
+      >>> x, y = Tensor("x", (1, 8), "int8"), Tensor("y", (1, 8), "int8")
+      >>> operator = Operator("TANH", "tanh", (x,), (y,))
     """
 
     name: str

@@ -24,6 +24,10 @@ class Source:
       text: the page or file, and its version.
       url: its address.
       verified: whether the text was read in that version. Unverified sources are marked wherever they are shown.
+
+    Examples:
+      >>> from qjax.profiles import Source
+      >>> source = Source("data sheet, version 3", "https://example.com", verified=False)
     """
 
     text: str
@@ -47,6 +51,18 @@ class Rule:
       only: the operators to which it applies; empty means all.
       numbers: whether it depends on trained values, so that it cannot be checked before training ends.
       scheme: whether it is about bits, signs and zero points, which `Scheme` checks on the recipe already.
+
+    Examples:
+      >>> from qjax.profiles import Rule, Source
+      >>> rule = Rule(
+      ...     "small batches",
+      ...     expected="a batch of 1",
+      ...     cure="Convert with a sample of one example and batch='fixed'.",
+      ...     source=Source("data sheet, version 3", "https://example.com"),
+      ...     test=lambda operator: (
+      ...         None if operator.outputs[0].shape[0] == 1 else "another batch"
+      ...     ),
+      ... )
     """
 
     name: str

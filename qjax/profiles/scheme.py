@@ -17,6 +17,10 @@ class Specs:
       symmetric: True: only symmetric ones; None: both.
       narrow: whether signed symmetric ones must leave out the lowest code.
       per_channel: whether a tensor may have a scale per channel.
+
+    Examples:
+      >>> from qjax.profiles import Specs
+      >>> allowed = Specs(frozenset({"int8"}), frozenset({8}), symmetric=True)
     """
 
     dtypes: frozenset[str]
@@ -57,6 +61,11 @@ class Scheme:
       weights: the specs that weights may have.
       activations: the specs that activations may have.
       source: where the vendor documents it.
+
+    Examples:
+      >>> from qjax.profiles import Scheme, Source, specs
+      >>> source = Source("data sheet, version 3", "https://example.com")
+      >>> scheme = Scheme(specs("int8", symmetric=True, per_channel=True), specs("int8"), source)
     """
 
     weights: Specs
@@ -80,6 +89,11 @@ def specs(
       symmetric: True allows only symmetric ones, None both.
       narrow: whether signed symmetric ones must leave out the lowest code.
       per_channel: whether a tensor may have a scale per channel.
+
+    Examples:
+      >>> from qjax.profiles import specs
+      >>> specs("int8 uint8", (4, 8)).bits == {4, 8}
+      True
     """
     return Specs(frozenset(dtypes.split()), frozenset(bits), symmetric, narrow, per_channel)
 

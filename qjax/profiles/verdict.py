@@ -9,7 +9,16 @@ from qjax.support.errors import Unsupported
 
 
 class ProfileError(Unsupported):
-    """A model or a recipe breaks rules of its profile; the message lists all of them."""
+    """A model or a recipe breaks rules of its profile; the message lists all of them.
+
+    Examples:
+      ```python
+      try:
+          qjax.Recipe(profile="ethos_u", weights=qjax.QSpec(bits=4))
+      except ValueError as error:
+          print(error)
+      ```
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +33,12 @@ class Violation:
       cure: what to do about it.
       source: the page or code that states the rule.
       location: the user's "file:line".
+
+    Examples:
+      ```python
+      for violation in graph.check("tensorrt").violations:
+          print(violation.rule, violation.node, violation.cure)
+      ```
     """
 
     rule: str
@@ -49,6 +64,13 @@ class Verdict:
       profile: the device.
       violations: every violation; empty if the device supports everything.
       operators: (name, count) of the operators that were checked.
+
+    Examples:
+      ```python
+      verdict = graph.check("tensorrt")
+      print(verdict)  # every violation, with the rule's source and a cure
+      print(len(verdict.violations))
+      ```
     """
 
     profile: Profile

@@ -56,6 +56,10 @@ def integers(name: str, low: int, high: int) -> Integers:
     Args:
       name: of the model's argument, such as "positions"; for an array within a structure its path: "batch/positions".
       low, high: the least integer, and one more than the greatest: 0 and 4096 for 4096 positions.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(integers=[qjax.integers("positions", 0, 511)])
     """
     return Integers(name, low, high)
 
@@ -158,7 +162,7 @@ class Recipe:
             check_pact("Recipe: activations", self.activations)
         if self.observer != "auto":
             calibration.get(self.observer)
-        if not all(isinstance(known, Integers) for known in self.integers):
+        if isinstance(self.integers, Integers) or not all(isinstance(known, Integers) for known in self.integers):
             raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
         if type(self.reduce_range) is not bool:
             raise TypeError(f"Recipe: reduce_range: expected True or False, got {self.reduce_range!r}.")

@@ -46,6 +46,12 @@ def node_data(
     Raises:
       TypeError: `thing` is neither a quantized model nor a graph.
       ValueError: there are no batches, although they are needed.
+
+    Examples:
+      ```python
+      graph.emit("tflite", "model.tflite")  # what Model Explorer opens
+      files = qjax.node_data(qmodel, batches)  # what it shows on the nodes
+      ```
     """
     document = collect(thing, batches, inputs=inputs, source=False, function="node_data")
     place = Path(folder)

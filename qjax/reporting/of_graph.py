@@ -19,9 +19,9 @@ from qjax.run.stepwise import Env, Runner
 from qjax.support.progress import track
 
 _ENDS = Measure(
-    "ends", "codes at the ends", "Share of the output's codes that are the least or the greatest code.", "high", "%"
+    "ends", "codes at the ends", "Share of the output's codes that are the smallest or the largest code.", "high", "%"
 )
-_USED = Measure("used", "codes used", "Share of the grid's codes that occur.", "low", "%")
+_USED = Measure("used", "codes used", "Share of all codes that occur.", "low", "%")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, 
         found = np.bincount(np.clip(flat, 0, q.qmax - q.qmin), minlength=q.qmax - q.qmin + 1)
         counts[name] = counts.get(name, 0) + found
 
-    for args in track(batches, "report: batch"):
+    for args in track(batches, "report: batch", compiles=True):
         arrays = inputs_of(ir, args)
         check_shapes(ir, [tuple(np.shape(x)) for x in arrays])
         env = Env(runner, quantize_inputs(ir, arrays))
@@ -121,7 +121,7 @@ def graph_cards(graph: IntegerGraph, report: AccumulatorReport) -> list[tuple[st
         ("target", graph.target, "the runtime whose rounding the graph computes"),
         ("bytes in a file", f"{totals['packed_bytes']:,}", f"{totals['weight_bytes']:,} of weights"),
         ("MACs per example", f"{totals['macs']:,}", ""),
-        ("activations alive", f"{totals['peak_activation_bytes']:,} bytes", "at most, one example"),
+        ("activations in memory", f"{totals['peak_activation_bytes']:,} bytes", "at most, one example"),
     ]
     if rooms:
         cards.append(("accumulators", f"{report.bits} bits", f"worst input; {min(rooms)} bits of headroom"))
@@ -134,7 +134,7 @@ def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str,
     crowded = [(name, u) for name, u in seen.items() if u.ends > 0.05]
     for name, known in sorted(crowded, key=lambda item: -item[1].ends)[:3]:
         found.append(
-            f"{known.ends:.1%} of the codes of {name} are at an end of the grid. After a relu this is normal. "
+            f"{known.ends:.1%} of the codes of {name} are at an end of their range. After a relu this is normal. "
             "Elsewhere the tensor is clipped: calibrate with more data."
         )
     if no_data:
@@ -155,7 +155,10 @@ def overflow_advice(report: AccumulatorReport, target: str) -> list[str]:
     narrow = [node for node in report.nodes if node.headroom < 0]
     if narrow:
         names = ", ".join(node.name for node in narrow[:4]) + (", ..." if len(narrow) > 4 else "")
-        found.append(f"Some input overflows the accumulator of {names}: qjax.training's A2Q constrains their weights.")
+        found.append(
+            f"Some input overflows the accumulator of {names}. Constrain their weights with "
+            "qjax.training.constrain_accumulators."
+        )
     cut = [node for node in report.nodes if node.observed is not None and node.observed.pairs_saturated]
     if cut and f"{target}_avx2" in targets.names():
         found.append(

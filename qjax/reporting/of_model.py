@@ -32,23 +32,25 @@ Metric = Callable[[Any, Any], Any]
 """A function of (output of the model, batch) that returns a scalar, the mean over the batch; greater is better."""
 
 _ERRORS = (
-    Measure("total", "total error (SQNR)", "Signal to noise of the output against the float model.", "low", "dB"),
-    Measure("arising", "error arising here (SQNR)", "Signal to noise of the output's own quantizer.", "low", "dB"),
+    Measure("total", "total error (SQNR)", "Signal-to-noise ratio of the output against the float model.", "low", "dB"),
+    Measure(
+        "arising", "error arising here (SQNR)", "Signal-to-noise ratio of the output's own quantizer.", "low", "dB"
+    ),
     Measure(
         "arriving",
         "error arriving (SQNR)",
-        "Signal to noise in front of the output's quantizer, against the float model.",
+        "Signal-to-noise ratio before the output is quantized, against the float model.",
         "low",
         "dB",
     ),
-    Measure("weight", "error of the weights (SQNR)", "Signal to noise of the weights' quantizer.", "low", "dB"),
-    Measure("clipping", "clipping", "Share of the output's values beyond the grid.", "high", "%"),
+    Measure("weight", "error of the weights (SQNR)", "Signal-to-noise ratio of the weights' quantizer.", "low", "dB"),
+    Measure("clipping", "clipping", "Share of the output's values outside the range of its codes.", "high", "%"),
     Measure("used", "codes used", "Share of the output's codes that occur.", "low", "%"),
 )
 _EXACTNESS = Measure(
     "differ",
     "codes that differ",
-    "Codes of the graph that differ from the training forward's, on the same input codes.",
+    "Codes of the graph that differ from the training forward's although the input codes agree.",
     "high",
     "",
 )
@@ -156,8 +158,9 @@ class _Outputs:
     def advice(self) -> list[str]:
         """The outputs in which a channel is lost although the whole looks good."""
         return [
-            f"Channel {channel} of the output {name} keeps {least:.1f} dB, the whole output {ratio:.1f} dB. Return "
-            "parts of different magnitude separately, so that each has its own scale, or give the output 16 bits."
+            f"Channel {channel} of the output {name} has only {least:.1f} dB, although the whole output has "
+            f"{ratio:.1f} dB. Return parts of different magnitude separately, so that each gets its own scale, or give "
+            "the output 16 bits."
             for name, (ratio, channel, least) in self.ratios.items()
             if least < _LOST_CHANNEL and ratio - least > _LOST_CHANNEL
         ]
@@ -252,7 +255,7 @@ def _add_statistics(nodes: list[dict[str, Any]], tensors: dict[str, Any], stats:
 def _describe(tensor: dict[str, Any], own: TensorStatistics) -> None:
     tensor["figures"] += [
         ("range of the values", f"{own.low:.4g} to {own.high:.4g}"),
-        ("values beyond the grid", f"{own.clipped:.3%}"),
+        ("values outside the range", f"{own.clipped:.3%}"),
         ("error arising here (SQNR)", _decibels(own.sqnr)),
         *([] if own.kind == "weight" else [("error arriving (SQNR)", _decibels(own.arriving_sqnr))]),
         ("total error (SQNR)", _decibels(own.float_sqnr)),
@@ -327,7 +330,7 @@ def _without_graph(stats: Statistics, error: str, title: str) -> Document:
         title=title,
         kind="model",
         state="differs",
-        headline="The model has no integer form yet: qjax.convert refuses it.",
+        headline="The model cannot be converted to integers yet, because qjax.convert refuses it.",
         cards=[("examples", f"{stats.examples:,}", "")],
         advice=[
             error.splitlines()[0],
@@ -362,8 +365,8 @@ def _advice(stats: Statistics, report: Report) -> list[str]:
         if t.sqnr < 30:
             found.append(
                 f"Most error arises in {t.name}: {t.sqnr:.1f} dB at {t.bits} bits. "
-                "qjax.sensitivity(qmodel, batches) says what more bits for it would bring; qjax.search finds the best "
-                "choice within a budget."
+                "qjax.sensitivity(qmodel, batches) shows what more bits for it would gain, and qjax.search finds the "
+                "best choice within a budget."
             )
     dead = [t for t in stats.tensors if t.dead and t.channels and t.dead / t.channels > 0.25]
     for t in dead[:2]:
@@ -373,7 +376,8 @@ def _advice(stats: Statistics, report: Report) -> list[str]:
     for t in stats.tensors:
         if t.steep is not None and t.steep > 0:
             found.append(
-                f"A table reads {t.name} with too few codes: {t.steep:.0%} of its steps are steep. Give it more bits."
+                f"{t.name} has too few codes for the lookup table that reads it, because {t.steep:.0%} of the table's "
+                "steps are steep. Give it more bits."
             )
     return found
 

@@ -11,13 +11,17 @@ from qjax.reporting.document import MEASURES, Document, Measure, Table, nodes_of
 
 _SHARES = (
     Measure(
-        "own", "differences arising here", "Codes that differ although the inputs agree, in per cent.", "high", "%"
+        "own", "differences arising here", "Percentage of codes that differ although the inputs agree.", "high", "%"
     ),
-    Measure("arriving", "differences arriving", "Codes that differ because the inputs do, in per cent.", "high", "%"),
+    Measure("arriving", "differences arriving", "Percentage of codes that differ because the inputs do.", "high", "%"),
     Measure(
-        "end", "differences end to end", "Codes that differ, each graph run from its inputs, in per cent.", "high", "%"
+        "end",
+        "differences end to end",
+        "Percentage of codes that differ when both graphs run from their inputs.",
+        "high",
+        "%",
     ),
-    Measure("largest", "largest difference", "The greatest difference that arises here, in steps.", "high", "steps"),
+    Measure("largest", "largest difference", "The largest difference that arises here, in steps.", "high", "steps"),
 )
 
 
@@ -94,7 +98,8 @@ def _advice(comparison: Comparison, *, one_target: bool) -> list[str]:
         found.append("No prediction differs on this data.")
     if one_target:
         found.append(
-            "Both have one target: the models differ. qjax.report(qmodel, batches) compares each with its float model."
+            "Both graphs have the same target, so the models differ. qjax.report(qmodel, batches) compares each with "
+            "its float model."
         )
     else:
         found.append(
@@ -135,7 +140,7 @@ def _table(comparison: Comparison) -> Table:
     note = "Differences are b - a, in steps."
     for label, names in zip(comparison.labels, (comparison.only_a, comparison.only_b), strict=True):
         if names:
-            note += f" Only {label} has {', '.join(names)}: not compared."
+            note += f" {', '.join(names)} could not be compared, because only {label} has them."
     return Table("Comparison", header, rows, [n.name for n in comparison.nodes], note)
 
 

@@ -59,6 +59,17 @@ def report(
     Raises:
       TypeError: `thing` is neither a quantized model nor one or two graphs.
       ValueError: there are no batches, although they are needed.
+
+    Examples:
+      ```python
+      def accuracy(scores, batch):
+          return (scores.argmax(-1) == batch[1]).mean()
+
+
+      qjax.report(
+          qmodel, [(x, labels)], "report.html", inputs=lambda batch: batch[0], metric=accuracy
+      )
+      ```
     """
     if training is not None and not isinstance(training, TrainingLog):
         raise TypeError(f"report: training: expected a qjax.training.TrainingLog, got {brief(training)}.")

@@ -25,6 +25,11 @@ def cache_compilations(folder: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
       OSError: the folder cannot be created.
+
+    Examples:
+      ```python
+      qjax.cache_compilations()  # once, before the first call; returns the folder
+      ```
     """
     if folder is None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qjax"

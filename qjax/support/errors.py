@@ -14,6 +14,22 @@ class Unsupported(ValueError):
       what: the part (a node, an operator, a tensor), "" if the reason names it.
       why: the reason. cure: what to do instead, "" if the reason includes it.
       where: the user's "file:line", None if it is unknown.
+
+    Examples:
+      ```python
+      def sine(w, x):
+          return jnp.sin(x @ w)
+
+
+      floats = qjax.Recipe(overrides={".*": qjax.FLOAT})
+      graph = qjax.convert(
+          qjax.quantize(qjax.from_function(sine, np.eye(8, dtype=np.float32)), floats, x), x
+      )
+      try:
+          graph.emit("c", "firmware")
+      except qjax.Unsupported as error:
+          print(error)
+      ```
     """
 
     def __init__(self, why: str, cure: str = "", *, what: str = "", where: str | None = None) -> None:

@@ -27,6 +27,12 @@ def show_progress(enabled: bool | None) -> None:
 
     Args:
       enabled: True shows lines everywhere, False nowhere, None on a terminal only.
+
+    Examples:
+      ```python
+      qjax.show_progress(False)  # no lines in this process, whatever the terminal
+      qjax.show_progress(None)  # the default: lines on a terminal only
+      ```
     """
     global _chosen
     if enabled is not None and not isinstance(enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -93,17 +99,22 @@ class _Line:
 
 
 class _Step:
-    """One stage that runs. done: the number of the current item, from 1. total: the number of items, if known."""
+    """One stage that runs.
 
-    def __init__(self, text: str, total: int | None = None) -> None:
-        self.text, self.total = text, total
+    done: the number of the current item, from 1. total: the number of items, if known. compiles: whether the first
+    item takes longest because XLA compiles what the others reuse.
+    """
+
+    def __init__(self, text: str, total: int | None = None, compiles: bool = False) -> None:
+        self.text, self.total, self.compiles = text, total, compiles
         self.done = 0
         self.start = time.monotonic()
 
     def __str__(self) -> str:
-        if self.done:
-            return f"{self.text} {self.done}" if self.total is None else f"{self.text} {self.done} of {self.total}"
-        return self.text
+        if not self.done:
+            return self.text
+        items = f"{self.text} {self.done}" if self.total is None else f"{self.text} {self.done} of {self.total}"
+        return f"{items} (compiling)" if self.compiles and self.done == 1 else items
 
 
 _line = _Line()
@@ -130,7 +141,9 @@ def stage(text: str, enabled: bool | None = None) -> Iterator[None]:
         _line.leave(step)
 
 
-def track(iterable: Iterable[T], description: str, enabled: bool | None = None) -> Iterator[T]:
+def track(
+    iterable: Iterable[T], description: str, enabled: bool | None = None, *, compiles: bool = False
+) -> Iterator[T]:
     """Yield from `iterable` under a line that counts the items; one item is taken at a time.
 
     Args:
@@ -138,6 +151,12 @@ def track(iterable: Iterable[T], description: str, enabled: bool | None = None) 
       description: the text before the count.
       enabled: True shows the line at once, False never, None after two seconds if `shown` allows it. The total is shown
         if the iterable has a length.
+      compiles: whether the line says "(compiling)" during the first item, because the others reuse what it compiles.
+
+    Examples:
+      >>> from qjax import calibration
+      >>> sum(calibration.track([1, 2, 3], "epoch"))
+      6
     """
     if not shown(enabled):
         yield from iterable
@@ -148,7 +167,7 @@ def track(iterable: Iterable[T], description: str, enabled: bool | None = None) 
         hint = getattr(iterable, "__length_hint__", None)
         found = hint() if callable(hint) else 0
         total = found if isinstance(found, int) and found > 0 else None
-    step = _Step(description, total)
+    step = _Step(description, total, compiles)
     _line.enter(step)
     try:
         for item in iterable:

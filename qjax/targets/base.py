@@ -29,6 +29,11 @@ class Weighted:
       rule: a rule of `numerics.requantize`.
       scale: how the effective scale s_x * s_w / s_y is computed: in doubles ("f64"), or from the product rounded to
         float32 ("f32"), see `numerics.effective_scale`.
+
+    Examples:
+      >>> from qjax import targets
+      >>> per_layer = targets.Weighted("double_round", scale="f32")
+      >>> mine = targets.get("tflite_micro").replace(name="my_rounding", conv=per_layer)
     """
 
     rule: str = "nearest_even"
@@ -275,6 +280,14 @@ def register(target: Target) -> Target:
 
     Args:
       target: the target. A name stands for one arithmetic, so another target with the same name is an error.
+
+    Examples:
+      ```python
+      from qjax import targets
+
+      targets.register(targets.get("tflite_micro").replace(name="my_registered_chip"))
+      recipe = qjax.Recipe(target="my_registered_chip")
+      ```
     """
     if _targets.setdefault(target.name, target) != target:
         raise ValueError(f"Another target is registered under the name {target.name!r}.")
@@ -286,6 +299,11 @@ def get(name: "str | Target") -> Target:
 
     Args:
       name: the name of a registered target, or a `Target`.
+
+    Examples:
+      >>> from qjax import targets
+      >>> targets.get("tflite_micro").requantize
+      Weighted(rule='double_round', scale='f64')
     """
     if isinstance(name, Target):
         return name
@@ -298,5 +316,11 @@ def get(name: "str | Target") -> Target:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all registered targets."""
+    """The names of all registered targets.
+
+    Examples:
+      >>> from qjax import targets
+      >>> "onnxruntime" in targets.names()
+      True
+    """
     return tuple(sorted(_targets))

@@ -57,6 +57,11 @@ def accumulator_bound(bits: int, activations: QSpec, plus: bool = False) -> int:
 
     Raises:
       ValueError: `bits` is outside of 2..32.
+
+    Examples:
+      >>> import qjax
+      >>> qjax.training.accumulator_bound(16, qjax.QSpec(bits=8))
+      255
     """
     if not 2 <= bits <= 32:
         raise ValueError(f"accumulator_bound: expected a register of 2 to 32 bits, got {bits}.")
@@ -74,6 +79,13 @@ class AccumulatorConstraint:
       axes: per weight, by its quantizer's name, the axes that the accumulator does not sum over.
       plus: A2Q+ or A2Q.
       bounds: per weight, the greatest L1 norm of a channel's codes; with `plus` half of it for each sign.
+
+    Examples:
+      ```python
+      constraint = qjax.training.constrain_accumulators(qmodel, x, 16)
+      constraint.initialize(qmodel)  # before training
+      constraint.project(qmodel)  # after each step
+      ```
     """
 
     axes: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(metadata={"static": True})

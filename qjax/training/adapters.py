@@ -39,6 +39,21 @@ def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
 
     Raises:
       ValueError: an adapter does not lie beside a product, or a weight is also read without its adapter.
+
+    Examples:
+      ```python
+      class Adapted(nnx.Module):
+          def __init__(self, rngs):
+              self.base = nnx.Linear(8, 4, rngs=rngs)
+              self.adapter = nnx.LoRA(8, 2, 4, rngs=rngs)
+
+          def __call__(self, x):
+              return self.base(x) + self.adapter(x)
+
+
+      qmodel = qjax.quantize(Adapted(nnx.Rngs(0)), recipe, x)
+      merged = qjax.training.merge_adapters(qmodel, x)
+      ```
     """
     check_quantized(qmodel, "merge_adapters")
     args = arguments_of(sample, "merge_adapters")

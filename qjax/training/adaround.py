@@ -117,6 +117,11 @@ def adaround(
 
     Raises:
       ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
+
+    Examples:
+      ```python
+      print(qjax.training.adaround(qmodel, batches, steps=100))
+      ```
     """
     check_quantized(qmodel, "adaround")
     kept = list(Batches(batches, inputs, "adaround").arguments())

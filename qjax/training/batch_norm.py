@@ -40,6 +40,15 @@ def reestimate_batch_norm(
 
     Raises:
       ValueError: no batch, or no `nnx.BatchNorm` in the model.
+
+    Examples:
+      ```python
+      model = nnx.Sequential(
+          nnx.Linear(8, 4, rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+      )
+      qmodel = qjax.quantize(model, recipe, x)
+      qjax.training.reestimate_batch_norm(qmodel, batches)
+      ```
     """
     check_quantized(qmodel, "reestimate_batch_norm")
     copy = evaluation_copy(qmodel)

@@ -62,6 +62,11 @@ def correct_bias(
 
     Raises:
       ValueError: there is no batch, or no layer that can be corrected; the message gives the reason for each.
+
+    Examples:
+      ```python
+      print(qjax.training.correct_bias(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "correct_bias")
     kept = list(Batches(batches, inputs, "correct_bias").arguments())

@@ -151,6 +151,11 @@ def brecq(
 
     Raises:
       ValueError: there is no batch, or no dense layer or convolution whose weight is an unchanged parameter.
+
+    Examples:
+      ```python
+      print(qjax.training.brecq(qmodel, batches, steps=20))
+      ```
     """
     check_quantized(qmodel, "brecq")
     kept = list(Batches(batches, inputs, "brecq").arguments())

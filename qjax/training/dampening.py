@@ -19,6 +19,15 @@ def dampening(qmodel: QuantizedModel, names: Iterable[str]) -> jax.Array:
     Args:
       qmodel: the quantized model.
       names: quantizers of weights that are parameters: `Oscillations.names`, or `weights_of(qmodel, sample).names`.
+
+    Examples:
+      ```python
+      names = qjax.training.weights_of(qmodel, x).names
+
+
+      def loss(qmodel):
+          return (qmodel(x) ** 2).mean() + 0.01 * qjax.training.dampening(qmodel, names)
+      ```
     """
     reals, total = parameters(qmodel, names), jnp.float32(0)
     for name, grid in quantized_weights(qmodel, reals).items():

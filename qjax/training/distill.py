@@ -203,6 +203,11 @@ def distill(
 
     Raises:
       ValueError: there is no batch, or numbers or the loss are not finite.
+
+    Examples:
+      ```python
+      print(qjax.training.distill(qmodel, batches, teacher=model, epochs=2))
+      ```
     """
     started = time.perf_counter()
     everything = [args for _, args in Batches(batches, inputs, "distill")]

@@ -62,6 +62,21 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
 
     Raises:
       ValueError: no weight can be frozen.
+
+    Examples:
+      ```python
+      class Adapted(nnx.Module):
+          def __init__(self, rngs):
+              self.base = nnx.Linear(8, 4, rngs=rngs)
+              self.adapter = nnx.LoRA(8, 2, 4, rngs=rngs)
+
+          def __call__(self, x):
+              return self.base(x) + self.adapter(x)
+
+
+      qmodel = qjax.quantize(Adapted(nnx.Rngs(0)), recipe, x)
+      print(qjax.training.freeze_base(qmodel, x))
+      ```
     """
     check_quantized(qmodel, "freeze_base")
     call = evaluation_copy(qmodel).trace(*arguments_of(sample, "freeze_base"))
@@ -99,6 +114,12 @@ def thaw_base(qmodel: QuantizedModel) -> None:
 
     Args:
       qmodel: a model with a frozen base; any other model does not change.
+
+    Examples:
+      ```python
+      qjax.training.freeze_base(qmodel, x, train=())
+      qjax.training.thaw_base(qmodel)  # floats again, with the values of their codes
+      ```
     """
     check_quantized(qmodel, "thaw_base")
     known = {id(parameter): parameter for _, _, parameter in frozen_parameters(qmodel)}

@@ -118,6 +118,11 @@ def gptq(
     Raises:
       ValueError: there is no batch; no dense layer or convolution has an unchanged parameter as its weight; the damping
         is negative, not finite, or too small for the data.
+
+    Examples:
+      ```python
+      print(qjax.training.gptq(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "gptq")
     if damping is not None and not 0 <= damping < float("inf"):

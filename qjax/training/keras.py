@@ -35,6 +35,19 @@ def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
         trainer.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         trainer.fit(x, y, epochs=3)
         graph = qjax.convert(trainer.qmodel, x)
+
+    Examples:
+      ```python
+      import keras
+
+      net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+      trainer = qjax.to_keras(qjax.quantize(qjax.from_keras(net), qjax.Recipe(), x))
+      trainer.compile(
+          optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+      )
+      trainer.fit(x, labels, epochs=1, verbose=0)
+      graph = qjax.convert(trainer.qmodel, x)
+      ```
     """
     check_quantized(qmodel, "to_keras")
     if not isinstance(qmodel.model, KerasModule):
@@ -55,6 +68,17 @@ def load_keras(path: str | os.PathLike[str], **options: Any) -> "KerasTrainer":
 
     Raises:
       TypeError: the file holds another Keras model.
+
+    Examples:
+      ```python
+      import keras
+
+      net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+      trainer = qjax.to_keras(qjax.quantize(qjax.from_keras(net), qjax.Recipe(), x))
+      trainer.compile(optimizer="adam", loss="mse")
+      trainer.save("trainer.keras")
+      trainer = qjax.load_keras("trainer.keras")
+      ```
     """
     import keras
 

@@ -32,7 +32,15 @@ Per = Literal["weight", "channel", "tensor"]
 
 
 class BitsParam(QuantParam):
-    """How many of the lowest bits are dropped: a real number that is rounded where it is used."""
+    """How many of the lowest bits are dropped: a real number that is rounded where it is used.
+
+    Examples:
+      ```python
+      learner = qjax.training.LearnedBits(qmodel, x)
+      # for an optimizer with a rate of their own
+      bits = nnx.state(learner, qjax.training.BitsParam)
+      ```
+    """
 
 
 class LearnedBits(nnx.Module):

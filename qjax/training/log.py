@@ -15,7 +15,16 @@ OSCILLATING = 0.005
 
 
 class ScalarWriter(Protocol):
-    """The interface of a writer of `clu.metric_writers`, which sends scalars to TensorBoard, a file or a service."""
+    """The interface of a writer of `clu.metric_writers`, which sends scalars to TensorBoard, a file or a service.
+
+    Examples:
+      >>> from qjax.training import TrainingLog
+      >>> class Printer:
+      ...     def write_scalars(self, step, scalars):
+      ...         print(step, scalars)
+      >>> TrainingLog(Printer()).write_scalars(0, {"loss": 2.5})
+      0 {'loss': 2.5}
+    """
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any], /) -> None:
         """Write the scalars of one step, by their names."""

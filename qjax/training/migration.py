@@ -83,6 +83,11 @@ def equalize(
 
     Raises:
       ValueError: there is no batch, no such state, or no pair; the message gives the reason for each layer.
+
+    Examples:
+      ```python
+      print(qjax.training.equalize(qmodel, batches))
+      ```
     """
     return _migrate_once("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
 
@@ -106,6 +111,15 @@ def smooth(
       inputs: picks the model's arguments out of a batch: `lambda batch: batch[0]` for pairs of images and labels.
       reference: a model with the same parameters, which are changed in the same way.
       progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
+
+    Examples:
+      ```python
+      model = nnx.Sequential(
+          nnx.LayerNorm(8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+      )
+      qmodel = qjax.quantize(model, recipe, x)
+      print(qjax.training.smooth(qmodel, batches))
+      ```
     """
     return _migrate_once("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 

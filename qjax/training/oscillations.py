@@ -37,6 +37,14 @@ class Oscillations:
       frozen: bool.
       held: int32, the codes of frozen weights.
       momentum: m; the paper's implementation uses 0.01, a memory of 100 steps.
+
+    Examples:
+      ```python
+      tracker = qjax.training.Oscillations.start(qmodel, x, max_bits=4)
+      tracker = tracker.update(qmodel)  # after each step
+      # fixes the codes that change more often than that
+      tracker = tracker.freeze(qmodel, 0.02)
+      ```
     """
 
     codes: Arrays

@@ -73,6 +73,12 @@ def post_training(
     Raises:
       ValueError: there is no batch; data, parameters or outputs hold NaN; a step does not exist or the target does not
         allow it; there is no such state; a loss or metric is not a number.
+
+    Examples:
+      ```python
+      qmodel = qjax.post_training(model, recipe, batches)
+      print(qmodel.post_training_report)  # each step, and what it gained
+      ```
     """
     names = _choose_steps(steps, effort)
     if not isinstance(recipe, Recipe):

@@ -112,6 +112,11 @@ def widen(
 
     Raises:
       ValueError: there is no batch, or a budget is below 0.
+
+    Examples:
+      ```python
+      print(qjax.training.widen(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "widen")
     for name, value in (("activations", activations), ("weights", weights)):

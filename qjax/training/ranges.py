@@ -95,6 +95,11 @@ def output_ranges(
 
     Raises:
       ValueError: there is no batch.
+
+    Examples:
+      ```python
+      print(qjax.training.output_ranges(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "output_ranges")
     kept = list(Batches(batches, inputs, "output_ranges").arguments())

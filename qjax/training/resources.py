@@ -132,6 +132,11 @@ def ebops(qmodel: QuantizedModel, sample: Any) -> float:
 
     Raises:
       ValueError: a product reads a tensor without a quantizer.
+
+    Examples:
+      ```python
+      print(qjax.training.ebops(qmodel, x))
+      ```
     """
     check_quantized(qmodel, "ebops")
     args = arguments_of(sample, "ebops")

@@ -80,6 +80,30 @@ def rotate(
 
     Raises:
       ValueError: there is no batch, no residual stream can be rotated, or a scale of a norm is nearly zero.
+
+    Examples:
+      ```python
+      class Block(nnx.Module):
+          def __init__(self, rngs):
+              self.norm = nnx.RMSNorm(8, rngs=rngs)
+              self.up, self.down = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)
+
+          def __call__(self, x):
+              return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+
+      class Net(nnx.Module):
+          def __init__(self, rngs):
+              self.embed, self.block = nnx.Linear(8, 8, rngs=rngs), Block(rngs)
+              self.norm, self.head = nnx.RMSNorm(8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+
+          def __call__(self, x):
+              return self.head(self.norm(self.block(self.embed(x))))
+
+
+      qmodel = qjax.quantize(Net(nnx.Rngs(0)), recipe, x)
+      print(qjax.training.rotate(qmodel, batches))
+      ```
     """
     check_quantized(qmodel, "rotate")
     kept = list(Batches(batches, inputs, "rotate").arguments())

@@ -49,6 +49,11 @@ def stochastic_forward(
 
     Raises:
       ValueError: neither weights nor activations are rounded stochastically, so the key would have no effect.
+
+    Examples:
+      ```python
+      scores = qjax.training.stochastic_forward(qmodel, jax.random.key(0), x)
+      ```
     """
     if not (weights or activations):
         raise ValueError(

@@ -37,6 +37,21 @@ def row_scales(qmodel: QuantizedModel, recipe: Recipe) -> Recipe:
 
     Raises:
       ValueError: there is no table with one scale.
+
+    Examples:
+      ```python
+      class Tagger(nnx.Module):
+          def __init__(self, rngs):
+              self.table, self.head = nnx.Embed(16, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+
+          def __call__(self, tokens):
+              return self.head(self.table(tokens))
+
+
+      tagger, tokens = Tagger(nnx.Rngs(0)), jnp.arange(16).reshape(2, 8)
+      recipe = qjax.Recipe(integers=[qjax.integers("tokens", 0, 15)])
+      recipe = qjax.training.row_scales(qjax.quantize(tagger, recipe, tokens), recipe)
+      ```
     """
     check_quantized(qmodel, "row_scales")
     names = tables_of(qmodel)

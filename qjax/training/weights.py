@@ -45,6 +45,11 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     Args:
       qmodel: the quantized model.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
+
+    Examples:
+      ```python
+      print(qjax.training.weights_of(qmodel, x).names)
+      ```
     """
     check_quantized(qmodel, "weights_of", numbers=False)
     # A trace in evaluation mode changes nothing, and the weights are the same in both modes.
@@ -121,6 +126,12 @@ def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Arra
     Args:
       qmodel: the quantized model.
       names: of weights, as in `weights_of`.
+
+    Examples:
+      ```python
+      codes = qjax.training.codes_of(qmodel, ["layers/0/kernel"])
+      print(codes["layers/0/kernel"])
+      ```
     """
     found = quantized_weights(qmodel, names)
     return {name: jnp.nan_to_num(q.codes).astype(jnp.int32) for name, q in found.items()}
@@ -147,6 +158,14 @@ def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
 
     Raises:
       ValueError: a name is not a parameter; a shape differs; codes lie beyond the grid; a scale follows its weight.
+
+    Examples:
+      ```python
+      codes = qjax.training.codes_of(qmodel, ["layers/0/kernel"])
+      qjax.training.set_codes(
+          qmodel, {name: jnp.clip(code, -3, 3) for name, code in codes.items()}
+      )
+      ```
     """
     values = Stacks(qmodel.quantizer_values())
     for name, parameter in parameters(qmodel, codes).items():

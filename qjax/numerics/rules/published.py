@@ -253,6 +253,12 @@ def apply_scale_16(value: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) ->
     Raises:
       TypeError: value is not int64.
       ValueError: on the host, an operand out of its range.
+
+    Examples:
+      >>> import numpy as np
+      >>> from qjax import numerics
+      >>> print(numerics.apply_scale_16(np.int64([100, 101]), np.int32(2**14), np.int32(15)))
+      [50 51]
     """
     xp = like_inputs(value, multiplier, shift)
     dtype = str(getattr(value, "dtype", type(value).__name__))

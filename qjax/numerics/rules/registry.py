@@ -17,6 +17,19 @@ class Call:
       qmin: the lowest code.
       qmax: the highest code.
       key: the random key, for a rule that needs one.
+
+    Examples:
+      ```python
+      from qjax.numerics import Call, Multiplier, Rule, quantize_multiplier
+
+
+      def halve(acc, constants, call):  # a rule that makes the codes itself
+          return jnp.clip((acc >> 1) + call.zero_point, call.qmin, call.qmax)
+
+
+      rule = Rule("halve", quantize_multiplier, Multiplier, halve, finishes=True)
+      print(rule.apply(jnp.array([5, 700]), rule.prepare(0.5), Call(jnp.int32(3), -128, 127)))
+      ```
     """
 
     zero_point: jax.Array
@@ -84,6 +97,34 @@ class Rule:
         (-2^30, 2^30); whether a clamp to [qmin, qmax] is the last step; and whether no element depends on its place in
         the accumulator. An emitter may then write another computation with the same codes.
       powers_of_two: whether `prepare` takes no other effective scales.
+
+    Examples:
+      ```python
+      from qjax.numerics import (
+          Multiplier,
+          Rule,
+          quantize_multiplier,
+          register_rule,
+          requantize,
+      )
+
+
+      def round_down(acc, m, call):
+          product = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
+          codes = product >> (31 - m.shift.astype(jnp.int64))
+          return jnp.clip(codes, -(2**31), 2**31 - 1).astype(jnp.int32)
+
+
+      register_rule(
+          Rule(
+              "round_down",
+              prepare=quantize_multiplier,
+              constants=Multiplier,
+              apply=round_down,
+          )
+      )
+      print(requantize(np.int32([5, -5]), 0.5, rule="round_down"))
+      ```
     """
 
     name: str
@@ -127,6 +168,20 @@ def register_rule(rule: Rule) -> Rule:
 
     Args:
       rule: the rule.
+
+    Examples:
+      ```python
+      import dataclasses
+
+      from qjax import numerics
+
+      numerics.register_rule(
+          dataclasses.replace(numerics.get_rule("single_round"), name="my_rule")
+      )
+      target = qjax.targets.get("tflite_micro").replace(
+          name="my_rounding_chip", requantize="my_rule"
+      )
+      ```
     """
     if rule.name in _RULES:
         raise ValueError(f"a rule named {rule.name!r} exists already; choose another name.")
@@ -151,6 +206,21 @@ def register_family(name: str, forms: tuple[str, ...], build: Callable[[str, lis
       name: the part of the name before the first colon.
       forms: what an error about an unknown rule lists, such as "power_of_two:ROUNDING:OVERFLOW".
       build: (full name, parameters) -> the rule; a ValueError that lists the valid parameters otherwise.
+
+    Examples:
+      ```python
+      import dataclasses
+
+      from qjax import numerics
+
+
+      def build(name, parameters):
+          return dataclasses.replace(numerics.get_rule(parameters[0]), name=name)
+
+
+      numerics.register_family("renamed", ("renamed:RULE",), build)
+      print(numerics.requantize(np.int32([5, 7]), 0.5, rule="renamed:nearest_even"))
+      ```
     """
     if name in _FAMILIES:
         raise ValueError(f"a family of rules named {name!r} exists already; choose another name.")
@@ -158,7 +228,13 @@ def register_family(name: str, forms: tuple[str, ...], build: Callable[[str, lis
 
 
 def rule_names() -> tuple[str, ...]:
-    """The names of all rules, sorted; of a rule with parameters, the name for their defaults."""
+    """The names of all rules, sorted; of a rule with parameters, the name for their defaults.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> "nearest_even" in numerics.rule_names()
+      True
+    """
     return tuple(sorted(_RULES))
 
 
@@ -167,6 +243,11 @@ def get_rule(name: str) -> Rule:
 
     Args:
       name: of the rule, with its parameters behind colons where it has some.
+
+    Examples:
+      >>> from qjax import numerics
+      >>> numerics.get_rule("power_of_two:TRN:WRAP").name
+      'power_of_two:TRN:WRAP'
     """
     if name in _RULES:
         return _RULES[name]

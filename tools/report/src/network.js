@@ -43,7 +43,7 @@ export class Network {
   }
 
   draw() {
-    const svg = element("svg", { role: "group", "aria-label": "The network; arrow keys walk along it, Enter opens a node" });
+    const svg = element("svg", { role: "group", "aria-label": "The network; move with the arrow keys and open a node with Enter" });
     const marker = element("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" });
     marker.append(element("path", { d: "M0,0 L8,4 L0,8 z", class: "tip" }));
     const defs = element("defs");
@@ -97,8 +97,8 @@ export class Network {
     const wide = values.length > 0 && low >= 0 && high / Math.max(low, 1) > 100;
     const scaled = (v) => (wide ? Math.log1p(v) : v);
     const span = scaled(high) - scaled(low);
-    this.legend = values.length ? `From ${show(low, measure)} to ${show(high, measure)}.` : "No node has this figure.";
-    if (values.length && measure.bad) this.legend += ` Strong colour: ${measure.bad}.`;
+    this.legend = values.length ? `From ${show(low, measure)} to ${show(high, measure)}.` : "No node has a value for this measure.";
+    if (values.length && measure.bad) this.legend += ` The stronger the colour, the ${measure.bad === "low" ? "lower" : "higher"} the value.`;
     for (const node of this.data.nodes) {
       const group = this.elements.get(node.name);
       const value = node.measures[measure?.key];

@@ -30,7 +30,7 @@ export function histogram(tensor) {
       y: { label: "values per code (square-root scale)", type: "sqrt", ticks: 4, tickFormat: short },
       marks,
     }),
-    h.before ? "Bars: codes. Line: values in front of the quantizer. Dashed: the ends of the grid." : "Bars: codes.",
+    h.before ? "Bars: codes. Line: values before quantization. Dashed: the ends of the codes' range." : "Bars: codes.",
   );
 }
 
@@ -74,7 +74,7 @@ export function accumulator(bits) {
         Plot.text(rows, { y: "0", x: "1", text: "1", textAnchor: "start", dx: 4 }),
       ],
     }),
-    over ? "Some input overflows this register." : `${bits.register - bits.worst} bits that no input can use.`,
+    over ? "Some input overflows this register." : `No input can use ${bits.register - bits.worst} of the register's bits.`,
   );
 }
 
