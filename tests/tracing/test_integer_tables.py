@@ -230,7 +230,7 @@ def test_a_quantizer_that_loses_its_tensor_is_a_warning():
     assert warning.category is UserWarning
     assert warning.filename == __file__
     assert re.match(
-        r"Quantizer 'input/0' keeps 0\.0 dB of its tensor's last batch; expected at least 10 dB of 8 bits",
+        r"Quantizer 'input/0' keeps 0\.0 dB of its tensor's last batch; expected at least 10 dB with 8 bits",
         str(warning.message),
     )
     with warnings.catch_warnings():
