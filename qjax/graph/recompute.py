@@ -80,7 +80,7 @@ def _name_errors(place: str) -> Generator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise _NoKernel(f"{place}: its fields do not fit each other or its inputs ({reason}).") from error
+        raise _NoKernel(f"{place}: its fields contradict each other or its inputs ({reason}).") from error
 
 
 def _check_shapes(graph: Graph, batch: int) -> None:

@@ -46,7 +46,9 @@ def test_every_formula_exists_and_computes_its_operation(name):
 
 
 def test_a_formula_that_does_not_fit_is_refused_by_the_recipe():
-    with pytest.raises(ValueError, match=r"Target 'chip', mean: the formula 'tflite_add' only computes add, subtract\."):
+    with pytest.raises(
+        ValueError, match=r"Target 'chip', mean: the formula 'tflite_add' only computes add, subtract\."
+    ):
         qjax.Recipe(target=Target("chip", mean="tflite_add"))
     with pytest.raises(ValueError, match=r"Target 'chip', add: Unknown formula 'nearest'\. Known.*tflite_add"):
         qjax.Recipe(target=Target("chip", add="nearest"))
