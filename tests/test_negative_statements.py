@@ -139,20 +139,6 @@ def test_the_search_for_sentences_finds_them() -> None:
     assert found == ["It does not stop here.", "one.", "two", "| x | y |", "| a | b |", "| c | never |"]
 
 
-COMPILED = {"calibration_compiles_nothing_new"}
-
-
-@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it:UserWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.compiled] if name in COMPILED else []) for name in CASES]
-)
-def test_what_a_page_denies_is_so(name: str, request: pytest.FixtureRequest) -> None:
-    function = CASES[name]
-    fixtures = [request.getfixturevalue(fixture) for fixture in inspect.signature(function).parameters]
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a reader of the pages has them
-        function(*fixtures)
-
-
 # ---------------------------------------------------------------------------- what the cases share
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -238,10 +224,11 @@ def loops_and_orders() -> None:
 
 
 @case
-def orders_in_float_take_one_batch() -> None:
-    with refused(r"takes any batch.*batch=\"fixed\""):
-        graph(order, overrides=FLOAT)
-    assert [node.op for node in graph(order, overrides=FLOAT, batch="fixed").ir.nodes] == ["island"]
+def several_keys_sort_in_float() -> None:
+    found = graph(order, overrides=FLOAT)
+    assert [node.op for node in found.ir.nodes] == ["island"]
+    more = np.random.default_rng(2).normal(size=(7, 8)).astype(np.float32)
+    np.testing.assert_array_equal(found(more), order(W, more))
 
 
 @case
@@ -634,3 +621,19 @@ def reports_without_lines(tmp_path: pathlib.Path) -> None:
     for source, there in ((True, True), (False, False)):
         qjax.report(found, path=tmp_path / "report.html", source=source)
         assert ("return x @ w" in (tmp_path / "report.html").read_text()) == there
+
+
+# ---------------------------------------------------------------------------- the test of every case above
+
+COMPILED = {"calibration_compiles_nothing_new"}
+
+
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it:UserWarning")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.compiled] if name in COMPILED else []) for name in CASES]
+)
+def test_what_a_page_denies_is_so(name: str, request: pytest.FixtureRequest) -> None:
+    function = CASES[name]
+    fixtures = [request.getfixturevalue(fixture) for fixture in inspect.signature(function).parameters]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a reader of the pages has them
+        function(*fixtures)
