@@ -4,8 +4,8 @@
     take     the codes of each row's own expert
     select   the code of 0 for rows behind the last group
 
-Every code is that of the one product that training computes, because a quantizer treats each element by itself. The price
-is that a graph multiplies every row by every expert.
+Every code is that of the one product that training computes, because a quantizer treats each element by itself. The
+price is that a graph multiplies every row by every expert.
 """
 
 from collections.abc import Mapping, Sequence
