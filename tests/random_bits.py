@@ -40,13 +40,15 @@ def _bits(key: Any, width: int, size: int) -> np.ndarray:
 def draw_flat() -> None:
     """From here on `jax.random.key` makes keys whose bits numpy draws, unless it is told an implementation."""
     own = random.threefry_prng_impl
+    # JAX keeps what it traced: a test that replaces `jax.pure_callback` must not leave its own draws to later tests
+    on_host = jax.pure_callback
 
     def bits(key: Any, width: int, shape: tuple[int, ...]) -> Any:
         draw = functools.partial(_bits, width=width, size=math.prod(shape))
         if not isinstance(key, Tracer):
             return jax.device_put(draw(key).reshape(shape))
         result = jax.ShapeDtypeStruct((math.prod(shape),), np.dtype(f"u{width // 8}"))
-        return jax.pure_callback(draw, result, key, vmap_method="sequential").reshape(shape)
+        return on_host(draw, result, key, vmap_method="sequential").reshape(shape)
 
     flat = random.define_prng_impl(
         key_shape=own.key_shape,

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -58,6 +58,14 @@ def on_host(function: Any, result: Any, *args: Any, **_: Any) -> Any:
     return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), result)
 
 
+@pytest.fixture
+def without_callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Callbacks return zeros, and nothing traced meanwhile stays for later tests."""
+    monkeypatch.setattr(jax, "pure_callback", on_host)
+    yield
+    jax.clear_caches()
+
+
 def lowered(
     function: Callable[..., Any], args: tuple[Any, ...], platforms: tuple[str, ...] = PLATFORMS
 ) -> dict[str, str]:
@@ -77,8 +85,8 @@ def products(text: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", [k if k in KEPT else pytest.param(k, marks=pytest.mark.exhaustive) for k in KINDS])
-def test_settings_and_platforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "pure_callback", on_host)
+@pytest.mark.usefixtures("without_callbacks")
+def test_settings_and_platforms(kind: str) -> None:
     made = functions(kind)
 
     step, exact, run = (
@@ -132,9 +140,9 @@ def test_settings_and_platforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_a_norm_and_a_softmax_on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_callbacks")
+def test_a_norm_and_a_softmax_on_a_tpu() -> None:
     """What `test_settings_and_platforms` says of `attention`, which is in `make test-all`, in short."""
-    monkeypatch.setattr(jax, "pure_callback", on_host)
     made = functions("attention")
     exact, run = lowered(made.exact, made.args, ("tpu",))["tpu"], lowered(made.run, made.codes)
     assert "f64" not in exact
