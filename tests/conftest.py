@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 # Before jax is imported: the bits under test are the CPU's unless the caller names another platform.
@@ -105,14 +106,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: list[pytest.Item] = []
     if not config.getoption("--oracles"):
         left_out += [item for item in items if item.get_closest_marker("oracle")]
+    here = set(items) - set(left_out)
+    for item in _beyond_the_sample([item for item in items if item in here and not _is_exhaustive(item)]):
+        item.add_marker("exhaustive")
     if not config.getoption("--exhaustive"):
-        left_out += [item for item in items if item.get_closest_marker("exhaustive")]
-        left_out += _beyond_the_sample([item for item in items if item not in set(left_out)])
+        left_out += [item for item in items if item in here and _is_exhaustive(item)]
     config.hook.pytest_deselected(items=left_out)
     dropped = set(left_out)
     items[:] = [item for item in items if item not in dropped]
     # two workers end at the same time if the dear files come first
     items.sort(key=lambda item: not str(item.path).endswith(_DEAR))
+
+
+def _is_exhaustive(item: pytest.Item) -> bool:
+    return item.get_closest_marker("exhaustive") is not None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What `make test-all` adds to `make test`, by room."""
+    if not config.getoption("--exhaustive"):
+        return
+    tests, seconds = Counter[str](), Counter[str]()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if "exhaustive" in getattr(report, "keywords", ()) and getattr(report, "when", None) == "call":
+            room = report.nodeid.partition("::")[0].rpartition("/")[0]
+            tests[room] += 1
+            seconds[room] += report.duration
+    terminalreporter.write_sep("-", f"beyond make test: {tests.total()} tests, {seconds.total():.0f} s")
+    for room, cost in seconds.most_common():
+        terminalreporter.write_line(f"{room}: {tests[room]} tests, {cost:.0f} s")
 
 
 _DEAR = tuple(

@@ -31,6 +31,7 @@ def quantized():
     return qjax.quantize(Model(nnx.Rngs(0)), qjax.Recipe(), x), x
 
 
+@pytest.mark.exhaustive
 def test_the_bits_and_the_statistics_are_those_under_jit():
     eager, x = quantized()
     jitted, _ = quantized()
@@ -43,6 +44,7 @@ def test_the_bits_and_the_statistics_are_those_under_jit():
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.exhaustive
 def test_a_second_call_reads_the_model_no_more_but_its_new_numbers():
     qmodel, x = quantized()
     qmodel.eval()

@@ -95,6 +95,7 @@ def test_a_structure_that_depends_on_data_is_named_with_its_line(middle: Any, wh
 EDGES = np.linspace(-1, 1, 5, dtype=np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("function", "name", "cure"),
     [
@@ -126,6 +127,7 @@ class Searching(nnx.Module):
         return self.function(self.first(x))
 
 
+@pytest.mark.exhaustive
 def test_the_cures_of_a_search_convert() -> None:
     def pieces(x: jax.Array) -> jax.Array:
         y = jnp.full_like(x, 1.0)

@@ -61,6 +61,7 @@ def test_a_state_in_the_model_fixes_the_batch(tmp_path: Any) -> None:
         qjax.convert(qmodel, X, batch="free")
 
 
+@pytest.mark.exhaustive
 def test_it_can_be_asked_for() -> None:
     qmodel = qjax.quantize(Neighbours(), qjax.Recipe(), X)
     with pytest.raises(qjax.ConversionError, match=r'convert\(..., batch="fixed"\)'):

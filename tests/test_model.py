@@ -51,6 +51,7 @@ def places(qmodel, batch):
     return found + [(p.label, p.name, p.kind, p.op, p.shape) for p in annotation.weights.values()]
 
 
+@pytest.mark.exhaustive
 def test_same_tensors_in_training_and_evaluation_and_at_any_batch(qmodel):
     model = nnx.clone(qmodel)
     model.eval()
@@ -109,6 +110,7 @@ def test_quantize_takes_modules_only():
 # ---------------------------------------------------------------------------- what moves
 
 
+@pytest.mark.exhaustive
 def test_training_leaves_the_original_alone_and_moves_the_copy():
     model = ConvNet()
     before = host(nnx.state(model))
@@ -186,6 +188,7 @@ def test_every_observer_by_name(qmodel, name):
         assert np.isclose(model.qparams()["input"].scale, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.exhaustive
 def test_observer_of_the_recipe_and_of_the_user():
     seen = []
 
@@ -204,6 +207,7 @@ def test_observer_of_the_recipe_and_of_the_user():
     assert (4, 2) in seen
 
 
+@pytest.mark.exhaustive
 def test_calibration_merges_batches_of_any_size(qmodel):
     whole, parts = nnx.clone(qmodel), nnx.clone(qmodel)
     batch = data(5, 4, 4, 2, seed=3)
@@ -250,6 +254,7 @@ def test_nan_in_the_data_names_the_quantizer(qmodel):
     assert_same(before, host(nnx.state(model)))
 
 
+@pytest.mark.exhaustive
 def test_verify_takes_modules_that_no_cache_can_be_keyed_by():
     class Configured(nnx.Module):
         def __init__(self):
@@ -313,8 +318,8 @@ METHODS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.sampled(1)
 def test_methods_learn_and_convert(name):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(), METHODS[name], x)

@@ -61,6 +61,7 @@ def gradients(qmodel, x, weights):
 # ---------------------------------------------------------------------------- one model
 
 
+@pytest.mark.exhaustive
 def test_eager_jit_and_checkpoint_give_the_same_codes(qmodel):
     eager = qmodel.codes(X)
     assert_same(nnx.jit(lambda m, x: m.codes(x))(qmodel, X), eager)
@@ -104,6 +105,7 @@ def test_vmap_over_examples(qmodel):
     assert np.any(np.asarray(grads) != 0)
 
 
+@pytest.mark.exhaustive
 def test_vmap_over_an_ensemble():
     members = [model(seed=seed) for seed in (0, 1)]
     expected = np.stack([member(X) for member in members])

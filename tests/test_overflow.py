@@ -62,6 +62,7 @@ def test_fake_quantization_and_exact(weights, activations):
         assert np.array_equal(call(after, x), np.full((4, 3), top, np.float32))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("x_bits", "w_bits", "count"), [(16, 16, 7), (16, 16, 300), (8, 16, 4096), (8, 8, 140_000), (16, 8, 1000)]
 )

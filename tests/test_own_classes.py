@@ -96,7 +96,7 @@ def equal(a, b) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_outputs_keep_their_class(form, tmp_path):
     qmodel = quantized(form)
     graph = qjax.convert(qmodel, X)
@@ -128,6 +128,7 @@ def test_a_loaded_graph_returns_a_dict_of_the_fields(tmp_path):
     assert np.array_equal(loaded["hidden"], found.hidden)
 
 
+@pytest.mark.exhaustive
 def test_constants_are_the_parameters_of_the_call():
     qmodel = quantized(FORMS["a constant"])
     forward = qjax.exact(qmodel, X)
@@ -183,6 +184,7 @@ def test_arguments_in_a_class(tmp_path):
         loaded(sample)
 
 
+@pytest.mark.exhaustive
 def test_an_ordered_dict_of_arguments_keeps_its_order():
     sample = collections.OrderedDict(x=X, bias=X + 1)
 

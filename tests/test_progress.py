@@ -107,6 +107,7 @@ def takes_progress(f):
     return inspect.isfunction(f) and "progress" in inspect.signature(f).parameters
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*a single number")
 def test_the_first_call_of_a_model_says_that_it_compiles(quick, capsys, monkeypatch):
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))

@@ -72,6 +72,7 @@ def test_scales_are_those_of_each_quantizer_alone(qmodel: Any) -> None:
         assert all(np.array_equal(ready[name][key], value) for key, value in alone.items())
 
 
+@pytest.mark.exhaustive
 def test_gradients_by_name(qmodel: Any) -> None:
     gradients = nnx.grad(lambda q: (q(X) ** 2).sum())(qmodel)
     named = qmodel.quantizers.named(gradients["quantizers"])
@@ -116,6 +117,7 @@ def test_a_name_that_is_taken() -> None:
         qjax.quantize(Net(), Recipe(method=Taken()), X)
 
 
+@pytest.mark.exhaustive
 def test_equal_models_have_equal_structures() -> None:
     a, b = (qjax.quantize(Net(seed), RECIPE, X) for seed in (0, 1))
     assert nnx.graphdef(a.quantizers) == nnx.graphdef(b.quantizers)

@@ -15,6 +15,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_are_those_of_jax(name):
     own, jaxs = jax.random.key(3), jax.random.key(3, impl="threefry2x32")

@@ -69,6 +69,7 @@ def test_default_is_w8a8():
             assert (spec.qmin, spec.qmax) == (-128, 127)
 
 
+@pytest.mark.exhaustive
 def test_override_by_path_type_and_quantizer():
     four = QSpec(bits=4, axis=-1)
     by_path = bits(overrides={r"blocks/\d+": four})
@@ -90,12 +91,14 @@ def test_later_overrides_win():
     assert (found["head/kernel"], found["stem/kernel"]) == (6, 4)
 
 
+@pytest.mark.exhaustive
 def test_method_override():
     qmodel = qjax.quantize(Net(), Recipe(overrides={"stem": Override(method="static")}), data(4, 3))
     methods = {name: q.method for name, q in qmodel.plan.quantizers}
     assert {name for name, m in methods.items() if m == "static"} == {"stem", "stem/kernel"}
 
 
+@pytest.mark.exhaustive
 def test_float_parts_have_no_quantizers_inside():
     no_head = specs(overrides={"head": FLOAT})
     # what the part in reals reads is still a tensor of codes
@@ -106,6 +109,7 @@ def test_float_parts_have_no_quantizers_inside():
     assert set(specs(overrides={Block: FLOAT})) >= {"input", "stem/kernel", "head/kernel", "head"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_model_with_a_float_head_trains_and_ends_in_an_island():
     x = data(4, 3)
@@ -128,6 +132,7 @@ def test_first_and_last_layer():
     assert found == {name: 8 if name in eight else 2 for name in NAMES}
 
 
+@pytest.mark.exhaustive
 def test_what_leaves_the_model_keeps_its_bits():
     low = {"activations": QSpec(bits=2, symmetric=False)}
     assert bits(**low)["head"] == 8
@@ -135,6 +140,7 @@ def test_what_leaves_the_model_keeps_its_bits():
     assert bits(output_bits=4)["head"] == 8
 
 
+@pytest.mark.exhaustive
 def test_what_no_product_reads_has_bits_of_its_own():
     low = {"activations": QSpec(bits=2, symmetric=False)}
     branches = {"blocks/0/fc", "blocks/1/fc"}
@@ -272,9 +278,9 @@ GRIDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRIDS)
-@pytest.mark.sampled(1)
 def test_grids_convert_exactly(name):
     recipe = Recipe(**GRIDS[name])
     qmodel, graph = check(Small(), data(8, 6), recipe)

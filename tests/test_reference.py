@@ -148,6 +148,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             exec(compile(textwrap.dedent(code), name, "exec"), own)
 
 
+@pytest.mark.exhaustive
 def test_the_page_of_primitives_is_what_the_registries_say():
     page = (ROOT / "docs/primitives.md").read_text()
     if f"with jax {jax.__version__}." not in page:

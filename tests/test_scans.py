@@ -72,6 +72,7 @@ def lstm():
     return check(Recurrent(nnx.LSTMCell), X)
 
 
+@pytest.mark.exhaustive
 def test_an_lstm(lstm):
     qmodel, graph = lstm
     labels = [node.name for node in graph.ir.nodes]
@@ -90,6 +91,7 @@ def test_iterations_share_their_constants(lstm):
     assert nodes["rnn/cell/table[0]"].constants == nodes["rnn/cell/table[1]"].constants
 
 
+@pytest.mark.exhaustive
 def test_a_recurrent_graph_survives_a_file_and_leaves_for_a_runtime(lstm, tmp_path):
     graph = lstm[1]
     graph.save(tmp_path / "m.qjax")
@@ -246,6 +248,7 @@ def test_layers_of_time():
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_quantizers_see_every_iteration():
     class Model(Parts):
         def __call__(self, x):
@@ -268,6 +271,7 @@ def test_training_moves_the_shared_scales():
 CELLS = [*(pytest.param(c, marks=pytest.mark.exhaustive) for c in (nnx.LSTMCell, nnx.GRUCell)), nnx.SimpleCell]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_scale_s_gradient_is_summed_after_the_loop(cell, monkeypatch):
     """Up to rounding the gradients that sums in each step give: they are sums of floats in another order."""

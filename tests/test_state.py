@@ -100,6 +100,7 @@ def by_numbers(qmodel: Any, state: Any, folder: pathlib.Path) -> None:
     qmodel(X)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "method"])
 def test_a_state_of_another_plan_is_refused_and_the_first_differences_are_named(name: str) -> None:
     with pytest.raises(

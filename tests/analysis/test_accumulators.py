@@ -99,6 +99,7 @@ def test_exact_trains_through_a_narrow_register():
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.exhaustive
 def test_an_exact_target_writes_no_attribute():
     _, graph = converted(Net(), IMAGES)
     assert all("accumulator" not in node.attributes for node in graph.ir.nodes)
@@ -132,7 +133,7 @@ def partials(products):
 
 @pytest.mark.parametrize("accumulator", [EXACT, *REGISTERS[:3], Accumulator(17, "wrap", operands="codes")], ids=str)
 @pytest.mark.parametrize("activations", [UNSIGNED, QSpec(bits=8, symmetric=False)], ids=["uint8", "int8"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_figure_of_one_layer(accumulator, activations):
     _, graph = converted(Dense(), ROWS, accumulator, activations)
     report = qjax.accumulators(graph, [ROWS[:4], ROWS[4:]])

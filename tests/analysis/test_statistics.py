@@ -59,6 +59,7 @@ def test_dead_channels_and_a_weight(found):
     assert first.float_sqnr < first.sqnr  # what comes from the input is in the one, not in the other
 
 
+@pytest.mark.exhaustive
 def test_noise_against_the_float_model_is_the_outputs(qmodel, found):
     last = found["last"]
     assert round(last.float_sqnr, 4) == round(qjax.sensitivity(qmodel, BATCHES).all.sqnr, 4)
@@ -95,6 +96,7 @@ def test_what_cannot_be_looked_at(qmodel):
         qjax.statistics(qmodel, BATCHES[:1], ["first/kernel"])["nothing"]
 
 
+@pytest.mark.exhaustive
 def test_a_scan_has_a_row_for_each_iteration():
     x = data(5, 3)
     found = qjax.statistics(qjax.quantize(Deep(), coarse(4), x), [x, x], r"layers/kernel")

@@ -70,6 +70,7 @@ def differences_but_order(a: Graph, b: Graph) -> list[str]:
     return []
 
 
+@pytest.mark.exhaustive
 def test_a_fused_node_keeps_everything(plain: IntegerGraph, device: IntegerGraph) -> None:
     (node,) = [n for n in device.ir.nodes if n.name == "add"]
     conv = next(n for n in plain.ir.nodes if n.op == "conv")

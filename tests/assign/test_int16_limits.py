@@ -37,7 +37,7 @@ def test_every_target_says_whether_it_has_them():
 
 
 @pytest.mark.parametrize("target", sorted(NARROW))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_has_8_bits_only_refuses_wider_codes(target):
     wide = qjax.QSpec(bits=16)
     with pytest.raises(ValueError, match=rf"Quantizer 'input': expected activations of at most 8 bits, .*{target!r}"):
@@ -107,6 +107,7 @@ def test_the_error_names_the_node_and_the_line():
         assign(Graph(tensors, nodes, ("x",), ("y",), ""), targets.get("cmsis_nn"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("setting", [{"first_last_bits": 16}, {"output_bits": 16}])
 @pytest.mark.parametrize("target", ["tflite_reference", "tosa", "onnxruntime"])
 @pytest.mark.filterwarnings("ignore:quantize. the model trains")

@@ -48,14 +48,14 @@ def graphs():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_retargeting_is_converting(graphs, name):
     for other in ("nearest_even", "tflite_xnnpack", "onnxruntime", "torch_fbgemm"):
         assert_equal(retarget(graphs[other], name), graphs[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["tflite_xnnpack", "onnxruntime", "torch_fbgemm"])
-@pytest.mark.sampled(1)
 def test_equal_nodes_are_derived_once_and_others_are_not(name, monkeypatch):
     """The steps of a recurrent layer, whose graph is the same as if every node were derived alone."""
     x = data(2, 6, 3)
@@ -116,6 +116,7 @@ def test_there_and_back(graphs):
         assert_equal(retarget(retarget(graphs["tosa"], name), "tosa"), graphs["tosa"])
 
 
+@pytest.mark.exhaustive
 def test_a_step_behind_an_addition_stays(graphs):
     """2 (x + y) is no addition of any runtime: its factors stay, the rounding is the target's."""
     x = data(4, 6)
@@ -168,8 +169,8 @@ def wide(graph: Graph) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------- without the quantized graph
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(1)
 def test_programs_alone(graphs, name):
     """What a program without its quantized graph can tell is what the model said, up to rounded biases."""
     codes = np.random.default_rng(0).integers(-100, 100, (7, 6, 6, 2)).astype(np.int8)
@@ -203,6 +204,7 @@ def test_stages_are_not_mixed_up(graphs):
         assign(rounded, targets.get("tosa"))
 
 
+@pytest.mark.exhaustive
 def test_scales_of_groups_take_the_rounding_of_the_target():
     x = data(4, 8)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1, group_size=4, group_axis=0))
@@ -214,6 +216,7 @@ def test_scales_of_groups_take_the_rounding_of_the_target():
     assert retarget(graph.replace(quantized=None), "tflite_micro").nodes[-1].attributes == wanted.nodes[-1].attributes
 
 
+@pytest.mark.exhaustive
 def test_unknown_targets_are_named(graphs):
     with pytest.raises(ValueError, match="Unknown target 'tensorrt'"):
         retarget(graphs["tvm"], "tensorrt")
@@ -227,6 +230,7 @@ def test_a_graph_without_scales_is_refused(graphs):
         retarget(graph.replace(tensors={**graph.tensors, name: bare}), "tosa")
 
 
+@pytest.mark.exhaustive
 def test_the_steps_of_a_loop_keep_sharing_their_constants():
     x = data(2, 3, 4)
     model = nnx.RNN(nnx.LSTMCell(4, 8, rngs=nnx.Rngs(0)))

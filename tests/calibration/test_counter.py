@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ def counter_of(values: list[int], shape: tuple[int, ...] | None = None) -> Count
     return Counter(jnp.asarray((words >> np.uint64(32)).astype(np.uint32)), jnp.asarray(words.astype(np.uint32)))
 
 
+@pytest.mark.exhaustive
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8), st.integers(0, LIMIT - 2**36))
 def test_additions_carry(increments: list[int], start: int) -> None:
     counter, expected = counter_of([start]), start
@@ -34,6 +36,7 @@ def test_a_count_beyond_the_limit_never_comes_back() -> None:
     assert int(to_host(counter)[1]) == 8
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.just(3), st.sampled_from([2, 64]))
 def test_scatter_is_exact(seed: int, rows: int, columns: int) -> None:

@@ -52,6 +52,7 @@ def test_the_threshold_has_the_least_divergence(bins: list[int], codes: int) -> 
         assert all(chosen <= literal_divergence(bins, i, codes) + 1e-12 for i in candidates)
 
 
+@pytest.mark.exhaustive
 def test_data_far_from_zero_keeps_its_range() -> None:
     data = np.random.default_rng(0).uniform(100.0, 101.0, 50_000).astype(np.float32)
     lo, hi = observe(data, QSpec(), Entropy())
@@ -88,6 +89,7 @@ def observe(data: np.ndarray, spec: QSpec, observer: Entropy) -> tuple[float, fl
     return float(lo), float(hi)
 
 
+@pytest.mark.exhaustive
 def test_an_outlier_is_clipped() -> None:
     data = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
     data[0] = 100.0
@@ -102,6 +104,7 @@ def test_with_more_codes_than_bins_nothing_is_clipped() -> None:
     assert observe(data, QSpec(bits=16), Entropy()) == (data.min(), data.max())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_one_sided_data_has_all_the_codes_of_an_asymmetric_spec(sign: float) -> None:
     data = (sign * np.random.default_rng(0).exponential(size=20_000)).astype(np.float32)

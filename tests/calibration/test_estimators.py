@@ -52,6 +52,7 @@ def test_the_example_of_the_page_trains_and_converts_exactly() -> None:
     assert np.array_equal(graph(X), qjax.exact(qmodel, X)(qmodel, X))
 
 
+@pytest.mark.exhaustive
 def test_a_function_is_a_gradient() -> None:
     x = jnp.asarray([-4.0, -0.3, 0.26, 5.0], jnp.float32)
     qparams = qjax.QParams(jnp.float32(0.5), jnp.int32(0), qjax.QSpec(bits=3))

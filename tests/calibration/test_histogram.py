@@ -54,6 +54,7 @@ def host_bins(histogram: HostHistogram) -> dict[int, int]:
     return {histogram.first + j: int(n) for j, n in enumerate(histogram.counts) if n}
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(DATA)
 @example([0.0] * SIZE)
@@ -73,6 +74,7 @@ def test_counts_are_exact_at_the_least_width_that_fits(values: list[float]) -> N
     assert max(used) - min(used) >= BINS or width == floor
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(DATA, st.sampled_from([2, 3, 4, 8]), st.randoms())
 def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, random) -> None:
@@ -82,6 +84,7 @@ def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, 
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_each_channel_has_a_width_of_its_own(seed: int) -> None:
@@ -91,6 +94,7 @@ def test_each_channel_has_a_width_of_its_own(seed: int) -> None:
         assert host_bins(histogram) == exact_bins(data[:, channel], Fraction(histogram.width))
 
 
+@pytest.mark.exhaustive
 def test_eager_and_jit_agree_on_many_values() -> None:
     rng = np.random.default_rng(0)
     spec, observer = QSpec(axis=0), MSE()

@@ -57,6 +57,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=40)
 @given(HISTOGRAMS, st.sampled_from(SPECS), st.floats(0.01, 2.0), st.floats(0.0, 1.0))
 def test_the_integral_is_exact(histogram: HostHistogram, spec: QSpec, scale: float, position: float) -> None:
@@ -99,9 +100,9 @@ def error_on(data: np.ndarray, observer: Observer, spec: QSpec) -> float:
     return math.fsum(((data.astype(np.float64) - real) ** 2).tolist())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "relu", "shifted"])
-@pytest.mark.sampled(2)
 def test_near_the_best_of_a_brute_force_search_on_the_data_itself(kind: str, bits: int) -> None:
     """Nearest values by search over all codes, 300 scales by all zero points; no histogram, no formula."""
     # Many values, so that the brute force cannot fit the noise of a sample.

@@ -85,7 +85,7 @@ def test_vmap_is_a_loop(observer: Observer) -> None:
 @pytest.mark.parametrize("observer", CHANNEL_OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("axis", [-1, (0, 2)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_per_channel_is_a_loop_per_tensor(observer: Observer, symmetric: bool, axis: int | tuple[int, ...]) -> None:
     spec, data = QSpec(bits=4, symmetric=symmetric, axis=axis), batches((2, 8, 3), 3)
     got = observer.qparams(run(observer, spec, data), spec)
@@ -101,6 +101,7 @@ def test_per_channel_is_a_loop_per_tensor(observer: Observer, symmetric: bool, a
         assert np.array_equal(got.zero_point[index], one.zero_point)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("observer", CHANNEL_OBSERVERS, ids=by_name)
 def test_per_group_is_a_loop_per_tensor(observer: Observer) -> None:
     spec, data = QSpec(bits=4, axis=-1, group_size=4, group_axis=0), batches((12, 3))

@@ -14,6 +14,7 @@ from qjax.numerics.affine import QSpec
 FLOATS = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(st.lists(FLOATS, min_size=1, max_size=40), st.integers(1, 5))
 def test_minmax_is_the_range_however_the_data_is_split(values: list[float], parts: int) -> None:
@@ -26,6 +27,7 @@ def test_minmax_is_the_range_however_the_data_is_split(values: list[float], part
     assert (float(lo), float(hi)) == (min(data.tolist()), max(data.tolist()))
 
 
+@pytest.mark.exhaustive
 def test_minmax_of_one_batch_is_the_weights_minmax() -> None:
     w = np.random.default_rng(0).standard_normal((3, 3, 5, 7)).astype(np.float32)
     for spec in (
@@ -39,8 +41,8 @@ def test_minmax_of_one_batch_is_the_weights_minmax() -> None:
         assert np.array_equal(observed.zero_point, weight.zero_point)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.sampled(1)
 def test_moving_average_rounds_each_step_as_numpy_does(decay: float) -> None:
     """20,000 channels, 20 batches: a fused multiply-add would differ in about a quarter of them."""
     rng = np.random.default_rng(1)

@@ -55,7 +55,7 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_beyond_the_data_is_in_the_range(name):
     form = CONSTANTS[name]
@@ -70,6 +70,7 @@ def test_a_constant_beyond_the_data_is_in_the_range(name):
     assert np.max(np.abs(got - wanted)) <= 1.01 * step
 
 
+@pytest.mark.exhaustive
 def test_other_readers_of_the_operand_lose_no_codes():
     graph, _, _ = converted(Formed(lambda x: jnp.where(x[:, :1] > 0, x, 50.0)), DATA)
     codes = np.asarray(graph.quantize(DATA))
@@ -106,7 +107,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_what_its_readers_ignore_does_not_widen_a_range(name):
     form = HIDDEN[name]
     graph, _, said = converted(Formed(form), DATA)
@@ -136,6 +137,7 @@ def blind():
 X = np.asarray(jax.random.normal(jax.random.key(0), (64, 16)))
 
 
+@pytest.mark.exhaustive
 def test_a_sample_of_zeros_is_known_until_calibrate(blind):
     assert [each.name for each in blind.plan.blind] == ["input", "layers/0", "layers/2"]
     qjax.calibrate(blind, [X])
@@ -165,6 +167,7 @@ def test_the_first_training_step_names_what_saw_nothing(blind):
         step(blind, X)
 
 
+@pytest.mark.exhaustive
 def test_numbers_that_came_otherwise_are_no_longer_blind(blind):
     other = qjax.quantize(mlp(), qjax.Recipe(), X)
     nnx.update(blind, nnx.state(other))  # as a checkpoint is restored
@@ -181,6 +184,7 @@ def test_calibrate_says_that_its_data_were_blank(number):
         qjax.calibrate(qmodel, [np.full((4, 16), number, np.float32)] * 2)
 
 
+@pytest.mark.exhaustive
 def test_verify_counts_inputs_outside_of_the_range():
     qmodel = qjax.quantize(mlp(), qjax.Recipe(), X)
     qjax.calibrate(qmodel, [X / 255])
@@ -242,6 +246,7 @@ class Classifier(nnx.Module):
         return self.last(self.inner(x) * 8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("last", [nnx.softmax, lambda h: nnx.sigmoid(h - 30)])
 def test_probabilities_of_classes_that_the_data_do_not_show_are_fine(last):
     assert converted(Classifier(last), X)[2] == []
@@ -272,10 +277,12 @@ def test_examples_that_hardly_differ_are_named():
         assert "All channels hardly differ between examples: calibrate with data" in message
 
 
+@pytest.mark.exhaustive
 def test_scores_apart_from_boxes_are_fine():
     assert converted(Head(joined=False), X)[2] == []
 
 
+@pytest.mark.exhaustive
 def test_a_single_product_with_channels_of_unlike_size_is_named():
     model = nnx.Linear(16, 6, rngs=nnx.Rngs(0))
     model.kernel[...] = model.kernel[...] * UNLIKE
@@ -305,6 +312,7 @@ def test_a_norm_behind_channels_of_unlike_size_is_named():
     assert [m for m in said if m.startswith("Tensor 'dense'") and "2 of 6 channels along axis 1 (2, 4)" in m]
 
 
+@pytest.mark.exhaustive
 def test_channels_that_do_not_move_in_floats_are_fine():
     x = np.concatenate([X[:, :8], np.full((64, 8), 1e-4, np.float32)], axis=1)
     assert converted(mlp(), x)[2] == []

@@ -86,6 +86,7 @@ def test_a_channel_of_zeros_does_not_disturb_the_others(method: WeightMethod) ->
     assert np.array_equal(scale[[0, 2, 3]], whole[[0, 2, 3]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["minmax", "mse", "lsq"])
 def test_any_array_of_a_floating_dtype_and_any_flag(method: WeightMethod) -> None:
     spec = QSpec(bits=4, axis=-1)
@@ -111,9 +112,9 @@ def test_errors_name_the_cure() -> None:
         weight_qparams(np.array([1.0, np.nan, np.inf], np.float32), QSpec())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize("spec", [QSpec(4, axis=-1), QSpec(8), QSpec(4, symmetric=False), QSpec(3, axis=0)])
-@pytest.mark.sampled(2)
 def test_a_small_weight_has_the_bits_of_a_large_one(spec: QSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy computes small weights, XLA large ones."""
     small = weight_qparams(WEIGHT, spec, "mse")

@@ -27,6 +27,7 @@ def test_the_command_knows_every_format_and_option():
         assert set(OPTIONS[name]) == set(keywords) - {"platforms"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["onnx", "stablehlo", "tflite"])
 def test_files(qjax, graphs, folder, name):
     said = qjax("emit", "dense.qjax", name, "-o", f"model.{name}", "--batch", 2).stdout.splitlines()

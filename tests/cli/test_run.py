@@ -24,6 +24,7 @@ def x(folder):
     return reals
 
 
+@pytest.mark.exhaustive
 def test_reals(qjax, graphs, folder, x):
     said = qjax("run", "dense.qjax", "x.npy", "-o", "y.npy").stdout
     assert said == "y.npy: y float32 7x4\n"

@@ -12,6 +12,7 @@ from qjax.runtimes.batches import batches
 from qjax.runtimes.comparing import Differing
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime"])
 def test_a_network(qjax, runtime):
     said = qjax("verify", "network.qjax", "--runtime", runtime, "--examples", 21).stdout.splitlines()
@@ -26,8 +27,8 @@ def test_every_runtime(qjax, runtime):
     assert said[-1] == "21 examples, 84 codes: no code differs."
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("style", ["integer", "qdq", "qoperator"])
-@pytest.mark.sampled(1)
 def test_every_style_of_onnx(qjax, style):
     """int8 activations between float operators need an option of the session, which the file names."""
     line = ["--runtime", "onnxruntime", "--target", "onnxruntime", "--style", style, "--examples", 21]
@@ -39,6 +40,7 @@ def test_several_inputs_and_outputs(qjax, runtime):
     assert "48 codes: no code differs" in qjax("verify", "pair.qjax", "--runtime", runtime, "--examples", 8).stdout
 
 
+@pytest.mark.exhaustive
 def test_a_runtime_of_another_target(qjax):
     """The same file is another function there: exit code 1, the place, and the target to try."""
     line = ["verify", "dense.qjax", "--runtime", "litert", "--examples", 400, "--batch", 100]
@@ -53,6 +55,7 @@ def test_a_runtime_of_another_target(qjax):
     qjax("verify", "dense.qjax", "--runtime", "litert-optimized", "--target", optimized)
 
 
+@pytest.mark.exhaustive
 def test_given_inputs(qjax, folder, graphs):
     codes = np.random.default_rng(1).integers(-128, 128, (5, 5)).astype(np.int8)
     np.save(folder / "given.npy", codes)

@@ -66,6 +66,7 @@ def test_the_row_of_one_architecture() -> None:
     assert "layers/layers/9" in row.report
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_failure_is_told_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     class Products(nnx.Module):
@@ -99,6 +100,7 @@ def test_rows_are_kept_and_taken(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "1,234" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_batches_keep_masks_and_ranges() -> None:
     sample = {"mask": jnp.asarray([[1, 0], [1, 1]]), "tokens": jnp.asarray([[3, 9]] * 2), "x": jnp.zeros((2, 2))}
     for batch in architectures.batches(sample, 3):

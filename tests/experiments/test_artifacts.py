@@ -36,8 +36,8 @@ def network():
     return Network("MLP", model, qmodel, images)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [MLP, *(pytest.param(make, marks=pytest.mark.slow) for make in (Depthwise, ResNet))])
-@pytest.mark.sampled(1)
 def test_the_float32_model_is_the_network(make):
     model = make(rngs=nnx.Rngs(3))
     model.eval()

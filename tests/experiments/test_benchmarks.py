@@ -42,6 +42,7 @@ def measured(monkeypatch):
     return asked
 
 
+@pytest.mark.exhaustive
 def test_results_go_to_a_file_and_codes_that_differ_fail_the_run(measured, tmp_path, capsys):
     assert program.main(["speed", "--only", "LSTM", "--seconds", "0.5", "--out", str(tmp_path)]) == 1
     assert measured == [(0.5, ["LSTM"])]
@@ -93,6 +94,7 @@ def test_a_failure_takes_the_place_of_a_ratio():
     assert ratios(RESULTS).markdown().splitlines()[-3] == "| c / d | - | - | - | 3 codes differ |"
 
 
+@pytest.mark.exhaustive
 def test_forms_of_small_cases_compute_the_same():
     """Else `kernels` raises; here two of its cases."""
     found = kernels.kernels(0.0, ["3x3, 8x32x32x4 -> 32", "sums of rows, 1024x1024"])
@@ -106,8 +108,8 @@ def test_forms_of_small_cases_compute_the_same():
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["GRU keyword spotter", "encoder, 6 layers of 384"])
-@pytest.mark.sampled(1)
 def test_the_float_models_of_deployed_networks_are_the_networks(name, tmp_path):
     model, data = deployed_networks.made(name)
     path = tmp_path / "model.onnx"

@@ -48,6 +48,7 @@ def test_parameter_bytes_counts_every_float():
     assert parameter_bytes(MLP(rngs=nnx.Rngs(0))) == 4 * 5962
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_training_learns_and_the_same_seed_gives_the_same_bits():
     data = digits()

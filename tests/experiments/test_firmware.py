@@ -96,6 +96,7 @@ def test_layers_call_cmsis_nn(tmp_path):
         assert text.count(f"expect(arm_{call}_s8(") == 1
 
 
+@pytest.mark.exhaustive
 def test_codes_of_other_types_do_not_call_cmsis_nn(tmp_path):
     network().emit("c", tmp_path, name="net")
     with pytest.raises(ValueError, match="expected a graph with int8 convolutions or dense layers, got none"):

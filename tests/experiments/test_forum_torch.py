@@ -44,6 +44,7 @@ def test_turns():
     assert fbgemm_pairs.turns_of_weights(np.array([100, 100, -25, -25]), np.array([0, 160])) == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_by_hand(capsys):
     assert by_hand.main(["--emulate"]) == 0
@@ -62,6 +63,7 @@ def test_qat_convert(capsys):
     assert ["qjax, exact forward - graph", "0", "0"] in cells(text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", [[], ["--emulate"]], ids=["living", "emulated"])
 def test_x585(arguments, capsys):
     assert x585.main(arguments) == 0
@@ -73,6 +75,7 @@ def test_x585(arguments, capsys):
     assert arguments or "ai-edge-litert" in text
 
 
+@pytest.mark.exhaustive
 def test_a_claim_that_fails_is_said(monkeypatch, capsys):
     monkeypatch.setattr(x585, "ACCUMULATOR", 586)
     assert x585.main(["--emulate"]) == 1

@@ -12,6 +12,7 @@ def test_two_paths(capsys):
     assert "FAILED" not in text
 
 
+@pytest.mark.exhaustive
 def test_proposed_fix(capsys):
     assert proposed_fix.main(["--emulate"]) == 0
     text = capsys.readouterr().out

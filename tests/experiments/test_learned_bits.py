@@ -38,6 +38,7 @@ def test_a_row_states_means_errors_and_circuits_that_differ():
     assert "| HGQ2 | 80.0 | 80.0 | 80.0 | 80.0 |  | 1 | 1 | 5 |" in lines
 
 
+@pytest.mark.exhaustive
 def test_rows_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     keep(tmp_path / "rows.jsonl", ROWS)
     assert read(tmp_path / "rows.jsonl") == ROWS

@@ -44,6 +44,7 @@ def test_a_seed_is_a_network():
     assert str(case_of(6).program) != str(first.program)
 
 
+@pytest.mark.exhaustive
 def test_what_differs_and_what_breaks_is_found(monkeypatch):
     def planted(name, graph, folder, batch, options):
         if name == "c":

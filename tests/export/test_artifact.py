@@ -131,6 +131,7 @@ def test_first_code_in_the_lowest_bits():
     assert arrays["value:b"].tolist() == [0b11_10_01_00, 0b01]
 
 
+@pytest.mark.exhaustive
 @given(st.data())
 def test_packed_codes_round_trip(data):
     qmin = data.draw(st.integers(-8, 0))
@@ -140,6 +141,7 @@ def test_packed_codes_round_trip(data):
     assert differences(graph, from_bytes(to_bytes(graph))) == []
 
 
+@pytest.mark.exhaustive
 @given(st.integers(0, 2**31 - 1).filter(lambda bits: 0 < bits < 0x7F80_0000))
 def test_scales_keep_their_bits(bits):
     scale = np.asarray(bits, np.uint32).view(np.float32)

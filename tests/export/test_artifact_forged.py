@@ -225,6 +225,7 @@ def dense() -> bytes:
     return network("dense")
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_about_a_network(lie: str, dense: bytes) -> None:
     edit, message = LIES[lie]

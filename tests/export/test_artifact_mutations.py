@@ -99,7 +99,7 @@ def test_mutated_quantized_graphs_with_valid_checksums(seed, turns):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_mutated_text_and_data_with_valid_checksums(seed):
     rng = random.Random(seed)
     document, arrays, data = parts(SMALL)

@@ -25,6 +25,7 @@ def codes(batch: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-128, 128, (batch, 8, 8, 3), dtype=np.int8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("batch", "threads"), [(1, 1), (3, 1), (40, 3)])
 def test_it_is_the_graph(graph, batch, threads):
     native = graph.native(batch, threads=threads)
@@ -48,6 +49,7 @@ def test_a_forked_process_says_that_it_has_no_threads(graph, monkeypatch):
     assert np.array_equal(one.run(codes(40)), want)
 
 
+@pytest.mark.exhaustive
 def test_tables_of_truth_values():
     """What JAX's remainder compares: of a constant divisor, all are alike."""
 

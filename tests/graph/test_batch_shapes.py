@@ -92,6 +92,7 @@ def converted(name: str, target: str = "onnxruntime") -> tuple[qjax.IntegerGraph
     return qjax.convert(qmodel, x), x
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_shapes_are_those_of_the_interpreter(name, size):
     graph, x = converted(name)
@@ -103,6 +104,7 @@ def test_shapes_are_those_of_the_interpreter(name, size):
     assert any(shape[0] not in (size, 1) for name, shape in shapes.items() if None in graph.ir.tensors[name].shape)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_compiled_c(name, size):
     graph, x = converted(name)
@@ -126,7 +128,7 @@ def test_emitted_c_tests_every_code(name, tmp_path):
 @pytest.mark.parametrize("name", ["video", "flat", "windows"])
 @pytest.mark.parametrize("style", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_onnx_files(name, style, batch, tmp_path):
     graph, x = converted(name)
     path = tmp_path / "model.onnx"
@@ -140,6 +142,7 @@ def test_onnx_files(name, style, batch, tmp_path):
     assert len(qjax.read(path).ir.nodes) == len(graph.ir.nodes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["video", "flat"])
 def test_runtimes_are_compared_on_all_rows(name, tmp_path):
     graph, x = converted(name, "tflite_micro")

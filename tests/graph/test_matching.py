@@ -286,6 +286,7 @@ def test_constants_among_the_inputs() -> None:
     assert match(graph, op("concatenate", constant(), tensor())) == []
 
 
+@pytest.mark.exhaustive
 def test_a_long_chain_is_no_work() -> None:
     nodes = [Node(f"n{i}", "reshape", ("x" if i == 0 else f"n{i - 1}",), f"n{i}") for i in range(2000)]
     pattern = op("reshape", op("reshape", op("reshape", tensor())))

@@ -31,6 +31,7 @@ def relabelled(tree):
     return type(tree)(relabelled(value) for value in tree)
 
 
+@pytest.mark.exhaustive
 @given(TREES)
 def test_a_structure_survives_json(tree):
     described = json.loads(json.dumps(describe(tree)))

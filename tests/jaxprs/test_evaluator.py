@@ -80,6 +80,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_pairs_of_integers(dtype):
     x = edges(dtype)
@@ -87,6 +88,7 @@ def test_pairs_of_integers(dtype):
     assert_equal(lambda a, b: {name: function(a, b) for name, function in PAIRS.items()}, a, b)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_single_integers(dtype):
     ones = {"neg": lax.neg, "not": lax.bitwise_not, "sign": lax.sign, "clz": lax.clz, "ones": lax.population_count}

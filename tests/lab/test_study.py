@@ -68,6 +68,7 @@ def test_a_measurement_that_holds_leaves_three_files(monkeypatch: pytest.MonkeyP
     assert (tmp_path / "out" / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 def test_a_measurement_that_leaves_its_band_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_measurement_that_leaves_its_band_fails_the_command(
     assert [p["holds"] for p in json.loads((tmp_path / "toy.json").read_text())["predictions"]] == [True, False]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan")])
 def test_what_is_not_a_number_is_left_and_written_down(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: float

@@ -14,6 +14,7 @@ def conv(channels, features, window, **kwargs):
     return nnx.Conv(channels, features, window, rngs=nnx.Rngs(0), **kwargs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -28,7 +29,6 @@ def conv(channels, features, window, **kwargs):
     ],
     ids=["1d-causal", "1d-circular", "2d-stride", "2d-valid", "2d-wide", "groups", "depthwise", "3d"],
 )
-@pytest.mark.sampled(1)
 def test_conv(make, shape):
     layer = make()
     qmodel, graph = check(layer, data(*shape))
@@ -58,8 +58,8 @@ class Normalized(nnx.Module):
         return nnx.relu(self.bn(self.conv(x)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("affine", [True, False], ids=["gamma of every sign", "no scale, no bias"])
-@pytest.mark.sampled(1)
 def test_batch_norm_folds_into_the_convolution(affine):
     qmodel, graph = check(Normalized(use_scale=affine, use_bias=affine), data(4, 4, 4, 2), steps=2)
     assert [node.op for node in graph.ir.nodes] == ["conv"]

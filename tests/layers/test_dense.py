@@ -13,17 +13,19 @@ import qjax
 from tests.layers.round_trip import check, data
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6)], ids=["2d", "3d"])
-@pytest.mark.sampled(1)
 def test_linear(shape):
     _, graph = check(nnx.Linear(6, 5, rngs=nnx.Rngs(0)), data(*shape), compiled=True)
     assert [node.op for node in graph.ir.nodes] == ["dot"]
 
 
+@pytest.mark.exhaustive
 def test_linear_without_bias():
     check(nnx.Linear(6, 5, use_bias=False, rngs=nnx.Rngs(0)), data(4, 6))
 
 
+@pytest.mark.exhaustive
 def test_linear_general_over_several_axes():
     qmodel, _ = check(nnx.LinearGeneral((3, 4), (5, 2), axis=(-2, -1), rngs=nnx.Rngs(0)), data(4, 3, 4))
     assert qmodel.qparams()["kernel"].scale.size == 10
@@ -38,6 +40,7 @@ class Projection(nnx.Module):
         return self.proj(x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("formula", "kernel", "bias", "x"),
     [
@@ -46,7 +49,6 @@ class Projection(nnx.Module):
     ],
     ids=["two output axes", "batch axis"],
 )
-@pytest.mark.sampled(1)
 def test_einsum(formula, kernel, bias, x):
     qmodel, _ = check(Projection(formula, kernel, bias), data(*x))
     assert qmodel.qparams()["proj/kernel"].scale.size == np.prod(bias)
@@ -60,6 +62,7 @@ class WeightOnTheLeft(nnx.Module):
         return jnp.einsum("dnh,btd->nbth", self.w[...], x).transpose(1, 2, 0, 3)
 
 
+@pytest.mark.exhaustive
 def test_einsum_with_the_weight_on_the_left():
     qmodel, _ = check(WeightOnTheLeft(), data(4, 3, 6))
     assert qmodel.qparams()["w"].scale.size == 6
@@ -74,6 +77,7 @@ class Handmade(nnx.Module):
         return x @ self.w[...] + self.b[...].reshape(1, -1)
 
 
+@pytest.mark.exhaustive
 def test_products_that_the_user_writes():
     qmodel, _ = check(Handmade(), data(4, 6))
     assert set(qmodel.qparams()) == {"input", "w", "dot"}
@@ -89,6 +93,7 @@ class Scores(nnx.Module):
         return jnp.einsum("bqhd,bkhd->bhqk", q / np.float32(np.sqrt(3)), k)
 
 
+@pytest.mark.exhaustive
 def test_products_of_activations():
     _, graph = check(Scores(), data(4, 3, 6))
     assert [node.op for node in graph.ir.nodes].count("dot") == 3

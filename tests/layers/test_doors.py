@@ -76,6 +76,7 @@ def test_keyword_only_arguments_follow_the_positional_ones():
         qjax.from_linen(Named(), variables)(X, X[:, :2])
 
 
+@pytest.mark.exhaustive
 def test_a_flag_of_nnx_by_keyword():
     graphs = [exact_graph(NamedNnx(), (X, flag)) for flag in (True, False)]
     assert not np.array_equal(graphs[0](X, True), graphs[1](X, False))
@@ -96,6 +97,7 @@ def test_numbers_drawn_in_evaluation():
     assert not np.array_equal(model(X), model(X))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_key_among_the_arguments():
     class Keyed(nnx.Module):

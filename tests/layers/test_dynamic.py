@@ -112,6 +112,7 @@ def test_zeros_have_scale_1_and_what_is_no_number_stays_within_the_codes() -> No
         assert codes.max() <= spec.qmax
 
 
+@pytest.mark.exhaustive
 def test_quotients_are_those_of_ieee_whatever_the_compiler_sees() -> None:
     x, scale = normal(256, 128, seed=2), np.abs(normal(256, 1, seed=3)) + F32(0.01)
     rows = jax.jit(lambda x, s: divided(x, jnp.broadcast_to(s, x.shape)))
@@ -196,8 +197,8 @@ def test_groups_of_weights(activations: QSpec) -> None:
     np.testing.assert_allclose(grads["kernel"][...][:, 0], (codes * scale).sum(0), rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.sampled(2)
 def test_linear(setting: Dynamic, tmp_path: Any) -> None:
     model, bias = Linear(), normal(5, seed=6)
     nnx.update(model, {"fc": {"bias": jnp.asarray(bias)}})
@@ -221,6 +222,7 @@ def test_linear(setting: Dynamic, tmp_path: Any) -> None:
     np.testing.assert_array_equal(qjax.load(tmp_path / "model.qjax")(X), graph(X))
 
 
+@pytest.mark.exhaustive
 def test_a_row_is_what_a_dot_sums_over_wherever_the_weight_stands() -> None:
     x, w = normal(2, 3, 4, 5, seed=7), normal(3, 5, 6, seed=8)
     operands = jnp.asarray(x), jnp.asarray(w)
@@ -241,8 +243,8 @@ def test_a_row_is_what_a_dot_sums_over_wherever_the_weight_stands() -> None:
         np.testing.assert_array_equal(y, sums * scales)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("groups", [1, 2, 4], ids=["dense", "grouped", "depthwise"])
-@pytest.mark.sampled(2)
 def test_conv(groups: int) -> None:
     setting, x = Dynamic(activations=ASYMMETRIC), normal(2, 6, 6, 4, seed=9) + F32(2)
     model = Conv(feature_group_count=groups)
@@ -301,6 +303,7 @@ def test_a_norm_may_stand_inside() -> None:
     assert [node.op for node in qjax.convert(model, X).ir.nodes] == ["dot", "island"]
 
 
+@pytest.mark.exhaustive
 def test_linen() -> None:
     class Net(linen.Module):
         @linen.compact
@@ -340,11 +343,11 @@ class Heads(nnx.Module):
 
 
 # XLA rounds a product and a sum once in places
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("last", "times"), [(Dynamic(), 1), (Dynamic(per="row"), 2), (Dynamic(activations=UNSIGNED), 2)]
 )
-@pytest.mark.sampled(2)
 def test_products_of_one_tensor_share_its_codes(last: Dynamic, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     plain = DynamicCodes.__call__

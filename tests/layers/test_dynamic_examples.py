@@ -62,8 +62,8 @@ def test_a_batch_is_its_examples_alone_with_one_scale_for_the_tensor(spec: QSpec
     assert np.array_equal(y, qmodel(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-@pytest.mark.sampled(1)
 def test_files_have_the_codes_of_the_graph(spec: QSpec) -> None:
     graph = qjax.convert(quantized(spec, "example"), images())
     codes = np.asarray(graph.quantize(images()))
@@ -71,6 +71,7 @@ def test_files_have_the_codes_of_the_graph(spec: QSpec) -> None:
     assert [result.differ for result in results] == [0, 0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["symmetric", "int8", "uint8"])
 def test_gradients_are_those_of_the_examples_alone(name: str) -> None:
     rng, spec = np.random.default_rng(0), SPECS[name]

@@ -122,6 +122,7 @@ def test_a_bfloat16_product_has_the_gradient_of_its_own_dtype(name: str) -> None
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.exhaustive
 def test_training_lowers_a_loss() -> None:
     model = qjax.quantize(MLP(), Recipe(overrides={".*": Dynamic(activations=ASYMMETRIC, per="row")}), X)
     y = normal(6, 4, seed=12)

@@ -57,6 +57,7 @@ def test_another_target_is_that_of_a_conversion():
     assert graph.ir.nodes[0].attributes["rounding"] == qjax.targets.get("tflite_micro").rounding.value
 
 
+@pytest.mark.exhaustive
 def test_every_row_is_as_fine_as_its_size_allows():
     reals = np.asarray(Net().words.embedding[...])
     codes = {}
@@ -112,6 +113,7 @@ def test_other_scales_are_refused(spec, message):
         quantized(spec)
 
 
+@pytest.mark.exhaustive
 def test_tflite_refuses(tmp_path):
     graph = qjax.convert(quantized(SPECS["rows"], target="tflite_micro"), TOKENS)
     with pytest.raises(Exception, match="whose rows have different scales"):

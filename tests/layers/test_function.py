@@ -40,6 +40,7 @@ def bits(qmodel):
     return {name: q.spec.bits for name, q in qmodel.qparams().items()}
 
 
+@pytest.mark.exhaustive
 def test_paths_scopes_and_the_way_back():
     model = qjax.from_function(mlp, PARAMS)
     assert_same(model(X), mlp(PARAMS, X))
@@ -54,6 +55,7 @@ def test_paths_scopes_and_the_way_back():
     assert_same(qmodel.model(X), mlp(trained, X))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("key", "changed"),
     [("enc/1", {"enc/1/w"}), (Layer, {"enc/0/w", "enc/1/w"}), ("head", {"out"}), ("out", {"out"})],

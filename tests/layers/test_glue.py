@@ -40,6 +40,7 @@ class Residual(nnx.Module):
         return {"sum": y + self.b(y), "skip": y}
 
 
+@pytest.mark.exhaustive
 def test_both_readers_of_a_residual_see_the_same_codes():
     x = data(4, 4)
     qmodel, graph = check(Residual(), x, compiled=True)
@@ -56,6 +57,7 @@ def test_both_readers_of_a_residual_see_the_same_codes():
     assert np.array_equal(out["skip"], grid)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_clamps_join_their_producer():
     branches = {
@@ -107,6 +109,7 @@ def test_pairs_of_tensors():
     assert [op for op in names(graph) if op != "dot"] == ["add", "multiply", "table", "add", "add", "add", "add"]
 
 
+@pytest.mark.exhaustive
 def test_operations_that_move_codes_keep_the_grid():
     branches = {
         "reshape": lambda y: y.reshape(y.shape[0], -1, 2).transpose(0, 2, 1),
@@ -129,6 +132,7 @@ def test_operations_that_move_codes_keep_the_grid():
     assert {"reshape", "transpose", "pad", "slice", "broadcast", "max", "reverse"} <= set(names(graph))
 
 
+@pytest.mark.exhaustive
 def test_concatenation_shares_one_quantizer():
     branches = {"a": lambda y, x: jnp.concatenate([nnx.relu(y), x, jnp.flip(-x, 1)], axis=-1)}
     qmodel, graph = check(Glue(branches), data(4, 6))
@@ -211,6 +215,7 @@ class Shared(nnx.Module):
         return self.second(nnx.relu(self.first(nnx.relu(self.first(x)))))
 
 
+@pytest.mark.exhaustive
 def test_shared_modules_stay_shared():
     qmodel, graph = check(Shared(), data(4, 4))
     assert qmodel.model.first is qmodel.model.second

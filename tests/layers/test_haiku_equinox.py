@@ -59,6 +59,7 @@ def test_haiku_trains_and_converts():
     assert not np.array_equal(averages["batch_norm/~/mean_ema"]["hidden"], moved["batch_norm/~/mean_ema"]["hidden"])
 
 
+@pytest.mark.exhaustive
 def test_equinox_trains_and_converts():
     net = eqx.nn.MLP(6, 3, 5, 2, key=jax.random.key(0))
     params, static = eqx.partition(net, eqx.is_array)

@@ -110,6 +110,7 @@ def test_a_perceptron_with_batch_norm_and_dropout(mlp):
     assert [node.name for node in graph.ir.nodes] == ["first/Dense_0", "Block_0/Dense_0", "Dense_0"]
 
 
+@pytest.mark.exhaustive
 def test_a_convolutional_network():
     x = data(2, 4, 4, 2)
     module = Cnn()
@@ -145,6 +146,7 @@ def test_lifted_scan_and_remat_and_dicts():
     assert graph(batch).keys() == {"scores"}
 
 
+@pytest.mark.exhaustive
 def test_inside_of_an_nnx_module_and_another_method(mlp):
     class Outer(nnx.Module):
         def __init__(self):
@@ -205,6 +207,7 @@ def test_errors(mlp):
         qjax.from_linen(module, X)
 
 
+@pytest.mark.exhaustive
 def test_a_flag_that_is_traced_where_nothing_is_dropped():
     """As `nn.remat` makes of the flags of a layer whose dropout rate is 0."""
 
@@ -225,6 +228,7 @@ def test_a_flag_that_is_traced_where_nothing_is_dropped():
     check(model, x)
 
 
+@pytest.mark.exhaustive
 def test_a_flag_that_is_traced_where_nothing_is_dropped_in_nnx():
     class Block(nnx.Module):
         def __init__(self):

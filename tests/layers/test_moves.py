@@ -214,6 +214,7 @@ def test_products_along_axes():
     converted(shapes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("function", "cure"),
     [

@@ -272,7 +272,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
     function, message = REFUSED[name]
     qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))

@@ -243,5 +243,6 @@ class Quotient(nnx.Module):
         return self.a(x) / (nnx.sigmoid(self.b(x)) + 0.5) * 3.0
 
 
+@pytest.mark.exhaustive
 def test_quotient():
     assert "divide" in names(converted(Quotient(), data(4, 6)))

@@ -29,6 +29,7 @@ def test_low_bits_take_a_symmetric_range() -> None:
     assert (kernel.quantization.qmin, kernel.quantization.qmax) == (-4, 4)
 
 
+@pytest.mark.exhaustive
 def test_a_full_byte_has_no_room() -> None:
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=8, axis=-1, narrow_range=False))
     x = jax.random.normal(jax.random.key(0), (64, 4))

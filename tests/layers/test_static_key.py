@@ -57,6 +57,7 @@ def closing(value):
     return lambda x: (x, value)
 
 
+@pytest.mark.exhaustive
 def test_models_that_are_equal_to_python_have_scales_and_outputs_of_their_own():
     outputs = []
     for factor in (1, 1.0):
@@ -139,6 +140,7 @@ def test_a_model_that_holds_a_function_that_calls_itself():
     qjax.convert(qjax.quantize(model, qjax.Recipe(), X), X)
 
 
+@pytest.mark.exhaustive
 def test_a_number_that_changes_in_place_is_read_again():
     config = Config()
     qmodel = qjax.quantize(Configured(config), qjax.Recipe(), X)
@@ -163,6 +165,7 @@ class OfNotebook(nnx.Module):
         return self.inner(x) * FACTOR
 
 
+@pytest.mark.exhaustive
 def test_quantize_reads_a_global_variable_again(monkeypatch):
     model = OfNotebook()
     outputs = []
@@ -177,6 +180,7 @@ def test_quantize_reads_a_global_variable_again(monkeypatch):
     np.testing.assert_allclose(outputs[1], outputs[0] / 2, atol=0.02)
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_traced_once_for_each_shape():
     qmodel = qjax.quantize(Counted(), qjax.Recipe(), X)
     assert Counted.calls == 1

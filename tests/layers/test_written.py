@@ -83,6 +83,7 @@ def test_weights_in_groups_whose_scales_follow_them():
     assert qjax.verify(graph, qmodel, [data(5, 8)]).exact
 
 
+@pytest.mark.exhaustive
 def test_a_batch_norm_over_one_of_several_channel_axes():
     """One scale for the whole kernel becomes one for each channel of the norm, not for each head."""
 
@@ -133,6 +134,7 @@ class Tied(nnx.Module):
         return self.embed.attend(self.act(self.dense(self.embed(tokens))))
 
 
+@pytest.mark.exhaustive
 def test_a_tied_embedding_and_a_learned_slope():
     _, graph = converted(Tied(), jnp.array([[1, 2, 0], [5, 4, 3]], jnp.int32))
     assert [node.op for node in graph.ir.nodes][-2:] == ["table", "dot"]

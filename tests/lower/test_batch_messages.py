@@ -108,6 +108,7 @@ def test_a_case_for_a_batch_of_one_is_said():
         qjax.convert(qjax.quantize(Branch(1), qjax.Recipe(), x[:1]), x[:1])
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_said_of_what_only_jax_writes_otherwise():
     given = jax.random.normal(jax.random.key(0), (4, 6)), jnp.zeros(4, jnp.int32)
     qmodel = qjax.quantize(Indexing(), qjax.Recipe(), given)

@@ -49,6 +49,7 @@ def made(request: pytest.FixtureRequest) -> tuple[list[str], Any, IntegerGraph]:
     return paths, qmodel, qjax.convert(qmodel, X)
 
 
+@pytest.mark.exhaustive
 def test_an_island_is_one_node_between_integers(made: Any) -> None:
     paths, _, graph = made
     assert sum(node.op == "island" for node in graph.ir.nodes) == len(paths)
@@ -71,6 +72,7 @@ def test_any_batch_after_a_round_trip_through_bytes(made: Any) -> None:
         np.testing.assert_array_equal(whole[:3], part)
 
 
+@pytest.mark.exhaustive
 def test_formats_without_its_functions_refuse_it(made: Any, tmp_path: Any) -> None:
     _, _, graph = made
     messages = {

@@ -76,6 +76,7 @@ UNCONVERTIBLE = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", UNCONVERTIBLE)
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_the_error_names_the_primitive_the_line_and_a_cure(name):
@@ -89,6 +90,7 @@ def test_the_error_names_the_primitive_the_line_and_a_cure(name):
     assert first <= int(place[2]) < first + len(source)
 
 
+@pytest.mark.exhaustive
 def test_an_accumulator_that_may_overflow():
     wide = qjax.QSpec(bits=16, symmetric=False)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=16, axis=-1), activations=wide)
@@ -97,17 +99,20 @@ def test_an_accumulator_that_may_overflow():
         convert(lambda m, x: m.a(x), recipe)
 
 
+@pytest.mark.exhaustive
 def test_an_output_that_does_not_depend_on_the_input():
     graph = convert(lambda m, x: (m.a(x), m.a.bias[...]))
     assert len(graph.ir.outputs) == 1
     assert np.array_equal(graph(X)[1], np.zeros(4))
 
 
+@pytest.mark.exhaustive
 def test_what_no_output_needs_is_left_out():
     graph = convert(lambda m, x: (m.b(m.a(x)), m.a(x).sum(), jnp.exp(m.a.bias[...]))[0])
     assert [node.op for node in graph.ir.nodes] == ["dot", "dot"]
 
 
+@pytest.mark.exhaustive
 def test_every_node_knows_its_line():
     graph = convert(lambda m, x: m.b(nnx.relu(m.a(x))).reshape(-1, 2, 2))
     line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
@@ -128,6 +133,7 @@ class Steps(nnx.Module):
         return lax.scan(step, x, self.tables[...])[0]
 
 
+@pytest.mark.exhaustive
 def test_an_integer_of_a_step_does_not_take_the_name_of_a_quantized_tensor():
     given = X, jnp.asarray([0, -1, 3, -8], jnp.int32)
     qmodel = qjax.quantize(Steps(), qjax.Recipe(), given)

@@ -68,12 +68,12 @@ def dots(graph: IntegerGraph) -> int:
     return Counter(node.op for node in graph.ir.nodes)["dot"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("cell", "before", "state"),
     [(nnx.GRUCell, 1, 1), (nnx.OptimizedLSTMCell, 1, 1), (nnx.LSTMCell, 4, 4), (nnx.SimpleCell, 1, 1)],
 )
 @pytest.mark.parametrize("target", ["nearest_even", "tflite_optimized_arm", "torch_qnnpack"])
-@pytest.mark.sampled(2)
 def test_cells_multiply_all_frames_at_once(cell, before, state, target):
     qmodel = quantized(Recurrent(cell), qjax.Recipe(target=target))
     graph, slow = qjax.convert(qmodel, X), in_the_loop(qmodel)
@@ -85,6 +85,7 @@ def test_cells_multiply_all_frames_at_once(cell, before, state, target):
     assert np.array_equal(qjax.exact(qmodel, X)(qmodel, X), graph(X))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{"reverse": True}, {"reverse": True, "keep_order": True}])
 def test_loops_that_run_backwards(options):
     qmodel = quantized(Recurrent(nnx.GRUCell, **options))
@@ -113,6 +114,7 @@ def of_the_state(m, h, x):
     return twice(nnx.relu(m.h(h + m.i(x))))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("step", "saved"), [(own, 1), (summed, 1), (gated, 1), (two_layers, 2), (of_the_state, 1)])
 def test_loops_of_ones_own(step, saved):
     qmodel = quantized(Loop(step))
@@ -144,6 +146,7 @@ class Varying(nnx.Module):
         return jax.lax.scan(step, (0, jnp.zeros((x.shape[0], 6))), rows)[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("counted", [False, True])
 def test_weights_of_single_steps_stay_in_the_loop(counted):
     qmodel = quantized(Varying(counted))
@@ -173,6 +176,7 @@ def test_a_bias_of_single_steps_stays_with_its_product():
     assert qjax.verify(graph, qmodel, [X]).exact
 
 
+@pytest.mark.exhaustive
 def test_a_float_layer_stays_in_the_loop():
     recipe = qjax.Recipe(overrides={"i": qjax.FLOAT})
     qmodel = quantized(Loop(own), recipe)

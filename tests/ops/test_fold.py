@@ -160,6 +160,7 @@ def test_a_negative_gamma_gives_the_same_output_as_negated_weights():
         assert np.array_equal(part(a, name), part(b, name))
 
 
+@pytest.mark.exhaustive
 def test_weighted_folding_has_the_same_bits_on_the_host_and_in_traces():
     case = channels(0)
     case["g"][:6] = [0, 1e-30, -1e-12, 1e-38, 0, -0.0]
@@ -217,6 +218,7 @@ def test_sum_constants_are_the_rounded_reals(seed):
         assert 0 <= int(constants["offset_low"][index]) < 2**31
 
 
+@pytest.mark.exhaustive
 def test_sum_folding_has_the_same_bits_on_the_host_and_in_traces():
     case = sum_case(11)
     host = fold_two(*case)

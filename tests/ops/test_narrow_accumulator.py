@@ -132,6 +132,7 @@ def test_every_width(bits, overflow):
     assert changed.any() == (bits < 19)
 
 
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("grid", [UINT8, UINT8_MIDDLE, UINT8_HIGH, INT8, INT8_HIGH, INT16], ids=str)
 @pytest.mark.parametrize("operands", ["centered", "codes"])
 @pytest.mark.parametrize("overflow", ["saturate", "wrap"])

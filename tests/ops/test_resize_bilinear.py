@@ -83,11 +83,11 @@ def test_the_float_kernels_become_c_and_onnx(tmp_path):
     compiled.assert_equal(compiled.called("-O0"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chosen", [{}, CORNERS, HALF], ids=["plain", "corners", "half"])
 @pytest.mark.parametrize(
     "sizes", [SIZES[1:3], pytest.param(SIZES[:4], marks=pytest.mark.exhaustive)], ids=["few", "more"]
 )
-@pytest.mark.sampled(1)
 def test_other_targets_round_the_exact_sum_once(chosen, sizes):
     near = 0
     for seed, (before, after, channels) in enumerate(sizes):

@@ -135,6 +135,7 @@ def test_two_graphs(graph, of_pair):
     assert dict(node(of_pair, "head")["other"])["rounding"].startswith("float32")
 
 
+@pytest.mark.exhaustive
 def test_a_graph_with_and_without_data(graph):
     bare, seen = collect(graph), collect(graph, [data()])
     assert [m.key for m in bare.measures] == ["bits", "headroom", "bytes", "macs"]

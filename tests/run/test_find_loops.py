@@ -94,6 +94,7 @@ def assert_equal_to_unrolled(graph, x):
         assert np.array_equal(found, unrolled[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("make", "loops"),
     [
@@ -135,6 +136,7 @@ def test_programs_do_not_grow_with_the_steps():
     assert sizes[4] == sizes[8]
 
 
+@pytest.mark.exhaustive
 def test_exact_programs_do_not_grow_with_the_steps():
     sizes = {}
     for steps in (4, 8):
@@ -227,6 +229,7 @@ def test_traced_constants_are_the_same_only_as_one_object():
     assert total(jnp.int32(1), jnp.int32(2)) == 1 + 2 + 3 + 4 + 5
 
 
+@pytest.mark.exhaustive
 def test_stablehlo_has_loops_and_a_free_batch(tmp_path):
     _, graph, x = converted(Recurrent(every=True), (2, 4, 3))
     graph.emit("stablehlo", tmp_path / "model.stablehlo")
@@ -237,6 +240,7 @@ def test_stablehlo_has_loops_and_a_free_batch(tmp_path):
     assert np.array_equal(exported.call(codes), graph.run(codes))
 
 
+@pytest.mark.exhaustive
 def test_every_iteration_covers_one_node():
     _, graph, _ = converted(Stack(4), (2, 4))
     groups = over_iterations(graph.ir, graph.interpreter.loops)

@@ -161,6 +161,7 @@ def test_jit_vmap_scan_and_batches(name, request):
             assert np.array_equal(got, want)
 
 
+@pytest.mark.exhaustive
 def test_reals_in_reals_out(residual, attention):
     for (_, graph), shape in ((residual, (3, 6, 6, 3)), (attention, (3, 5, 4))):
         codes = codes_for(graph, 3)
@@ -203,6 +204,7 @@ HASHES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", HASHES)
 def test_the_same_bits_under_every_version_of_jax(target):
     # Constants from numpy's generator, folded, run, hashed: this suite runs under two versions of jax and of Python.

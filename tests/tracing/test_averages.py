@@ -46,9 +46,9 @@ POOLS = {
 RUNTIMES = ("tflite_micro", "tflite_optimized_x86", "tflite_xnnpack_arm", "torch_fbgemm", "torch_qnnpack", "tosa")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNTIMES)
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.sampled(5)
 def test_training_sees_the_runtimes_average(pool, name):
     unsigned = qjax.QSpec(bits=8, signed=False, symmetric=False)
     recipe = qjax.Recipe(target=name, activations=unsigned) if name.startswith("torch") else qjax.Recipe(target=name)
@@ -69,6 +69,7 @@ def test_training_sees_onnx_runtimes_average_over_a_whole_image():
     assert report.exact, str(report)
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_is_that_of_fake_quantization():
     qmodel = qjax.quantize(Pool(POOLS["two"]), qjax.Recipe(target="tflite_optimized_x86"), X)
     qmodel.eval()
@@ -90,6 +91,7 @@ def test_the_gradient_is_that_of_fake_quantization():
     assert jax.tree.structure(runtimes) == jax.tree.structure(nearest)
 
 
+@pytest.mark.exhaustive
 def test_switches_compute_the_same_averages():
     qmodel = qjax.quantize(Pool(POOLS["two"]), qjax.Recipe(target="tflite_optimized_x86"), X)
     qmodel.eval()
@@ -105,6 +107,7 @@ def test_what_is_not_a_number_stays_so():
     assert np.array_equal(np.isnan(y), np.arange(8).reshape(8, 1, 1, 1) == np.full(y.shape, 1))
 
 
+@pytest.mark.exhaustive
 def test_without_a_formula_nothing_changes():
     target = targets.get("tflite_micro").replace(
         name="no averages", mean=None, average_pool=None, same_grid=frozenset()

@@ -37,7 +37,7 @@ def normal(*shape):
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])
 @pytest.mark.parametrize("shape", [(8,), (7,), (1,), (2,), (2, 3), (4, 5), (3, 4, 2)])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_fourier_transforms(shape, norm):
     axes = tuple(range(1, 1 + len(shape)))
     x, y = normal(3, *shape), normal(3, *shape)
@@ -250,6 +250,7 @@ class OfSpectrum(nnx.Module):
         return self.first(jnp.real(z))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "dtype"), [(Spectrum, jnp.float32), (OfSpectrum, jnp.complex64)])
 def test_complex_results_and_arguments_are_refused_with_the_cure(model, dtype):
     x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH), dtype)

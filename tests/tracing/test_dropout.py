@@ -63,8 +63,8 @@ def test_is_read(name: str) -> None:
     assert str(mask.dtype) == "bool"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["where", "enlarged mask"])
-@pytest.mark.sampled(1)
 def test_training_has_the_tensors_of_evaluation(name: str) -> None:
     x = jax.random.normal(jax.random.key(0), (6, 4))
     qmodel = qjax.quantize(Net(WRITTEN[name]), qjax.Recipe(), x)

@@ -81,8 +81,8 @@ def converted(name):
     return qmodel, qjax.convert(qmodel, sample), sample, shapes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.sampled(2)
 def test_the_graph_is_the_model(name):
     qmodel, graph, _, shapes = converted(name)
     for given in everywhere(shapes):
@@ -93,8 +93,8 @@ def test_the_graph_is_the_model(name):
         assert np.abs(found - wanted).max() < 0.1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["read", "write three", "vmap", "at, added"])
-@pytest.mark.sampled(1)
 def test_exact_and_gradients(name):
     qmodel, graph, sample, _ = converted(name)
     forward = nnx.jit(qjax.exact(qmodel, sample))
@@ -105,7 +105,7 @@ def test_exact_and_gradients(name):
 
 
 @pytest.mark.parametrize("name", ["read", "write three", "vmap"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime", "stablehlo"])
 def test_emitted(name, runtime):
     qmodel, graph, sample, _ = converted(name)
@@ -113,6 +113,7 @@ def test_emitted(name, runtime):
     assert report.exact, report
 
 
+@pytest.mark.exhaustive
 def test_what_is_written_is_read_unchanged():
     """A cache that goes through floats between two steps keeps its codes."""
     _, graph, _, shapes = converted("ring")
@@ -167,6 +168,7 @@ def test_a_mask_is_read_at_places_that_the_data_chooses():
         graph(given[0], given[1] + SIZE)
 
 
+@pytest.mark.exhaustive
 def test_a_weight_that_a_loop_and_what_follows_it_read_has_two_quantizers():
     """Chunks of rows, then the rest: a loop may have scales for each of its turns, which the rest has not."""
     kernel = np.random.default_rng(0).normal(size=(WIDTH, 2)).astype(np.float32)

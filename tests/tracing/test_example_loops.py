@@ -90,6 +90,7 @@ def test_it_is_no_loop(name):
     assert scans == (1 if name == "nested" else 0)
 
 
+@pytest.mark.exhaustive
 def test_the_codes_are_those_of_all_examples_at_once():
     graphs = []
     for function in (LOOPS["rows"], one):
@@ -130,6 +131,7 @@ def test_a_model_that_refuses_another_batch():
     assert "scan" in primitives(function, X)
 
 
+@pytest.mark.exhaustive
 def test_a_loop_in_linen():
     class Rows(linen.Module):
         @linen.compact
@@ -143,6 +145,7 @@ def test_a_loop_in_linen():
     check(qjax.from_linen(module, module.init(jax.random.key(0), X)), X)
 
 
+@pytest.mark.exhaustive
 def test_a_batch_of_one():
     check(Of(LOOPS["indices"]), X[:1])
 
@@ -151,6 +154,7 @@ def loop_of_python(model, x):
     return jnp.stack([one(model, row) for row in x])
 
 
+@pytest.mark.exhaustive
 def test_a_loop_of_python_names_what_takes_any_batch():
     qmodel = qjax.quantize(Of(loop_of_python), qjax.Recipe(), X)
     with pytest.raises(ValueError, match=r"test_example_loops.*jax.vmap and jax.lax.map accept any") as raised:

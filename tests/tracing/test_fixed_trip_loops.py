@@ -68,6 +68,7 @@ class Net(nnx.Module):
         return self.function(self.dense, x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_counted_loop_has_integers_and_a_gradient() -> None:
     def counted(dense, x):

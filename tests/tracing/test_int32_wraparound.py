@@ -33,9 +33,9 @@ def chosen(function, numbers):
     return qmodel, (numbers, x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint16])
 @pytest.mark.parametrize("bound", [-5, 4, 44, 200, 30000])
-@pytest.mark.sampled(4)
 def test_a_cast_to_fewer_bits_keeps_the_low_ones(dtype, bound):
     numbers = np.concatenate([EDGES, EXTREMES])
     qmodel, args = chosen(lambda i: i.astype(dtype).astype(jnp.int32) > bound, numbers)
@@ -45,6 +45,7 @@ def test_a_cast_to_fewer_bits_keeps_the_low_ones(dtype, bound):
     assert np.array_equal(qjax.exact(qmodel, args)(qmodel, *args), wanted)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime", "stablehlo"])
 def test_artifacts_keep_the_low_bits_too(runtime, tmp_path):
     def function(i):
@@ -84,6 +85,7 @@ def test_a_part_in_float_casts_as_jax_does():
     assert np.array_equal(graph(numbers, x), qmodel(numbers, x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "function",
     [
@@ -133,7 +135,7 @@ class Positions(nnx.Module):
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_rows_of_a_table_at_a_place_that_counts(axis, dtype):
     x = jax.random.normal(jax.random.key(3), (2, 1, 4))
     first = {"place": jnp.zeros((), dtype)}

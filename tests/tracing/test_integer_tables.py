@@ -66,9 +66,9 @@ def cosine(a, b):
     return a @ b / np.sqrt((a @ a) * (b @ b))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [2048, 8192])
 @pytest.mark.filterwarnings("ignore:Output .* never leave", "ignore:.*a single number")
-@pytest.mark.sampled(1)
 def test_the_sine_of_many_positions_is_one_table(count):
     sample = batch(0, 6)
     qmodel = quantized(sines, sample, qjax.integers("positions", 0, count))
@@ -141,6 +141,7 @@ def test_coordinates_of_positions(function):
     assert not any("sin" in row.primitive or row.form == "table" for row in qjax.explain(qmodel, (x, plane)).rows)
 
 
+@pytest.mark.exhaustive
 def test_columns_have_ranges_of_their_own():
     """A table of hours: the numbers of users beside them would make it too large."""
     x, _ = batch()

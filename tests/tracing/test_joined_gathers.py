@@ -48,7 +48,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_elements_by_several_indices(name):
     model, sample = Choosing(FORMS[name]), (X, I, J)

@@ -30,6 +30,7 @@ class Experts(nnx.Module):
         return y + beside
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_is_carried():
     _, graph = check(Experts(lambda table, chosen: table[chosen]), X)
     assert [node.op for node in graph.ir.nodes].count("embed") == 2
@@ -70,6 +71,7 @@ def test_a_table_that_is_repeated_for_every_example():
     np.testing.assert_array_equal(graph(X), same(X))
 
 
+@pytest.mark.exhaustive
 def test_results_of_a_loop_that_changes_nothing():
     class Nothing(nnx.Module):
         def __init__(self):

@@ -159,6 +159,7 @@ def test_it_is_the_graph_of_the_softmax():
     np.testing.assert_array_equal(graphs[0](X), graphs[1](X))
 
 
+@pytest.mark.exhaustive
 def test_trained_and_converted():
     check(Of(merged), X)
 
@@ -172,8 +173,8 @@ TWO = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TWO)
-@pytest.mark.sampled(2)
 def test_a_mask_of_two_numbers_that_is_compared(name):
     """What is chosen by it is chosen by the truth value, and the numbers get no quantizer."""
     compare, kept = TWO[name]
@@ -193,6 +194,7 @@ def test_a_mask_of_two_numbers_that_is_compared(name):
     assert np.abs(graph(X) - (chosen if kept else other)).max() < 0.05
 
 
+@pytest.mark.exhaustive
 def test_a_mask_of_two_numbers_beside_a_larger_tensor():
     """The comparison repeats the mask: what it says is repeated, too."""
 
@@ -206,6 +208,7 @@ def test_a_mask_of_two_numbers_beside_a_larger_tensor():
     assert np.abs(graph(X) - function(X)).max() < 0.1
 
 
+@pytest.mark.exhaustive
 def test_a_mask_of_two_numbers_that_is_read_otherwise_keeps_its_numbers():
     def function(x):
         numbers = jnp.where(x[..., :3] > 0.25, 1.5, -0.5)

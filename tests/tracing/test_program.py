@@ -70,6 +70,7 @@ def test_instrumented_modules_keep_their_types_and_sharing():
     assert np.array_equal(copy(X), model(X))
 
 
+@pytest.mark.exhaustive
 def test_markers_differentiate_and_batch_as_flax_does():
     def loss(model, x):
         return jnp.sum(jnp.square(model(x)))

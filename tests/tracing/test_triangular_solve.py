@@ -46,7 +46,7 @@ FORMS = list(itertools.product([True, False], repeat=4))
 
 
 @pytest.mark.parametrize(("left", "lower", "transpose", "unit"), FORMS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_it_is_the_solution(left, lower, transpose, unit):
     def function(x):
         right = x[..., 2 * WIDTH :] if left else jnp.swapaxes(x[..., 2 * WIDTH :], 1, 2)
@@ -61,7 +61,7 @@ def test_it_is_the_solution(left, lower, transpose, unit):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_inverse_of_any_size(size):
     def function(x):
         a = matrix(x, size)

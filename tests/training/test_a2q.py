@@ -98,6 +98,7 @@ def test_the_bounds_are_the_papers():
 # ---------------------------------------------------------------------------- the projection
 
 
+@pytest.mark.exhaustive
 def test_what_satisfies_the_bound_stays(net):
     qmodel = nnx.clone(net)
     before = jax.tree.leaves(nnx.state(qmodel))
@@ -110,6 +111,7 @@ def test_what_satisfies_the_bound_stays(net):
     assert np.array_equal(once, qmodel.model.conv.kernel[...])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.compiled
 @pytest.mark.parametrize("plus", [False, True])
 @given(seed=st.integers(0, 2**32 - 1), bits=st.integers(6, 13), spread=st.floats(-2, 3))
@@ -160,6 +162,7 @@ def test_one_threshold_per_channel_and_the_least_one(net, plus):
             assert less.sum() > (bound // 2 if plus else bound)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("plus", [False, True])
 def test_the_converted_graph_says_so_and_a_wrapping_register_changes_nothing(net, plus):
     bits, x = 8, np.asarray(data(40, 6, 6, 2, seed=3)) * 3
@@ -211,6 +214,7 @@ def test_first_scales_that_fit_stay(net):
     assert jnp.array_equal(net.qparams()["conv/kernel"].scale, qmodel.qparams()["conv/kernel"].scale)
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_step_serves_every_width(net):
     traces = []
 
@@ -256,6 +260,7 @@ def test_groups_products_of_activations_and_two_uses():
 # ---------------------------------------------------------------------------- the penalty
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("plus", [False, True])
 def test_penalty_is_the_excess_in_bits_and_pulls_the_right_way(net, plus):
     constraint = constrain_accumulators(net, X, 7, plus=plus)

@@ -71,6 +71,7 @@ def moved_after(qmodel, transform, steps, name):
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("factor", [1.0, 64.0])
 def test_the_first_step_is_a_part_of_each_tensors_size(factor):
     qmodel = quantized(factor=factor)
@@ -100,6 +101,7 @@ def test_weights_decay_and_scales_do_not():
         np.testing.assert_allclose(after, kept * before[name], rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_the_rate_grows_and_falls_to_zero():
     qmodel = quantized()

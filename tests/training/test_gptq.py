@@ -93,6 +93,7 @@ def test_what_was_solved_is_what_ships(layers):
     assert np.array_equal(qjax.exact(after, x)(after, x), qjax.convert(after, x)(x))
 
 
+@pytest.mark.exhaustive
 def test_codes_are_near_the_best_of_all():
     class One(nnx.Module):
         def __init__(self):
@@ -167,6 +168,7 @@ def test_a_damping_that_is_none(layers, bad):
         qjax.training.gptq(layers[0], IMAGES, damping=bad)
 
 
+@pytest.mark.exhaustive
 def test_weights_are_held_once_where_every_layer_is_replaced(monkeypatch):
     """A decoder of a billion parameters has no room for the solved weights beside all float ones."""
     x = data(4, 6)

@@ -150,6 +150,7 @@ def test_without_dropped_bits_gradients_are_those_of_the_method(method: Any):
     assert np.abs(np.asarray(x)).max() > 31 * 0.05  # some are clipped
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_of_bits_is_the_papers():
     """HGQ: dv/df = -ln(2) (v - x), so with k = -f it is ln(2) (v - x); nothing where x is clipped."""
     x, scale = jnp.asarray([0.11, -0.32, 0.52, 9.0, -9.0], jnp.float32), jnp.float32(0.0625)
@@ -181,6 +182,7 @@ def test_the_price_of_logic_falls_with_every_bit():
 # ---------------------------------------------------------------------- costs
 
 
+@pytest.mark.exhaustive
 def test_ebops_are_counted_as_by_hand():
     qmodel = qjax.quantize(Dense(), POWERS, X)
     codes = qjax.training.codes_of(qmodel, ["a/kernel", "b/kernel"])
@@ -192,6 +194,7 @@ def test_ebops_are_counted_as_by_hand():
     assert ebops(qmodel, X[:3]) == ebops(qmodel, X)
 
 
+@pytest.mark.exhaustive
 def test_ebops_count_a_convolution_at_every_place():
     qmodel = qjax.quantize(Residual(), qjax.Recipe(activations=qjax.QSpec(bits=5)), IMAGES)
     codes = qjax.training.codes_of(qmodel, ["stem/kernel", "body/kernel", "head/kernel"])
@@ -224,8 +227,8 @@ def check(made: LearnedBits, x: Any) -> qjax.IntegerGraph:
     return graph
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("per", ["channel", "weight", "tensor"])
-@pytest.mark.sampled(1)
 def test_a_dense_network_is_what_it_trained_as(per: Any):
     graph = check(learner(Dense(), POWERS, X, per=per), X)
     assert graph.retarget("fpga").ir.target == "fpga"
@@ -258,6 +261,7 @@ def test_what_is_pruned_stays_a_network():
     assert not np.any(qjax.training.codes_of(made.finish(), ["a/kernel"])["a/kernel"])
 
 
+@pytest.mark.exhaustive
 def test_the_result_has_no_more_bits_than_it_needs():
     made = learner(Dense(), POWERS, X)
     made.dropped["input"][...] = jnp.float32(3)
@@ -294,6 +298,7 @@ def test_training_trades_bits_for_loss():
     check(made, X)
 
 
+@pytest.mark.exhaustive
 def test_a_circuit_has_less_logic():
     pytest.importorskip("alkaid", reason="alkaid has wheels for x86-64 Linux and ARM macOS only")
     from qjax.export.emit import rtl
@@ -352,6 +357,7 @@ def test_a_front_keeps_what_nothing_beats():
         front.add(1, float("nan"), model)
 
 
+@pytest.mark.exhaustive
 def test_parameters_of_the_result_are_those_of_its_method():
     """TQT says a power of two exactly; a logarithm of LSQ need not, and then the scale is constant."""
     cases: list[tuple[Any, set[str]]] = [("tqt", {"tqt"}), ("lsq", {"static", "lsq"})]

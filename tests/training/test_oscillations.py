@@ -26,6 +26,7 @@ def by_hand(codes, momentum):
     return f, average
 
 
+@pytest.mark.exhaustive
 def test_the_tracker_is_the_loop():
     codes = np.random.default_rng(0).integers(-2, 3, size=(40, 3, 4))
     tracker = qjax.training.Oscillations.of({"w": codes[0]}, momentum=0.125)

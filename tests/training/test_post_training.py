@@ -70,6 +70,7 @@ def test_the_tensor_with_outliers_gets_16_bits_and_the_report_says_what_it_broug
     )
 
 
+@pytest.mark.exhaustive
 def test_what_it_returns_is_exact(outliers):
     _, qmodel = outliers
     x = BATCHES[0]
@@ -77,6 +78,7 @@ def test_what_it_returns_is_exact(outliers):
     assert np.array_equal(qjax.exact(qmodel, x)(qmodel, x), graph(x))
 
 
+@pytest.mark.exhaustive
 def test_the_reports_recipe_gives_the_same_widths(outliers):
     model, qmodel = outliers
     again = qjax.quantize(model, qmodel.post_training_report.recipe, BATCHES[0])

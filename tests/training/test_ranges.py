@@ -115,6 +115,7 @@ def test_equal_batches_leave_nothing_out():
     assert [(t.name, t.factor) for t in once.tensors] == [(t.name, t.factor) for t in thrice.tensors]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_range_without_a_batch_is_that_of_the_other_batches(symmetric):
     seen = heavy(3, seed=2)

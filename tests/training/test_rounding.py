@@ -92,6 +92,7 @@ def test_learned_codes_are_the_best_of_all_roundings(one):
     assert "layer/kernel" in str(found)
 
 
+@pytest.mark.exhaustive
 def test_learned_codes_are_those_that_ship(one):
     _, after, _ = one
     x = BATCHES[0]
@@ -134,6 +135,7 @@ def test_the_rectified_sigmoid_reaches_both_ends():
     np.testing.assert_allclose(slope, 0.3, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_bias_takes_the_mean_error_of_its_channel():
     before = qjax.quantize(One(), recipe(3), jnp.concatenate(BATCHES))
     after = nnx.clone(before)

@@ -51,12 +51,14 @@ def qmodel() -> qjax.QuantizedModel:
     return made
 
 
+@pytest.mark.exhaustive
 def test_same_key_same_bits_and_another_key_others(qmodel: Any) -> None:
     first = drawn(qmodel, jax.random.key(1))
     assert jnp.array_equal(first, drawn(qmodel, jax.random.key(1)))
     assert float(jnp.mean(first != drawn(qmodel, jax.random.key(2)))) > 0.5
 
 
+@pytest.mark.exhaustive
 def test_the_model_itself_its_graph_and_its_exact_forward_round_to_nearest(qmodel: Any) -> None:
     before, graph = qmodel(X), qjax.convert(qmodel, X)
     drawn(qmodel, jax.random.key(1))
@@ -110,6 +112,7 @@ def test_neither_is_an_error(qmodel: Any) -> None:
         stochastic_forward(qmodel, jax.random.key(0), X, weights=False, activations=False)
 
 
+@pytest.mark.exhaustive
 def test_gradients_and_statistics_move_in_training() -> None:
     qmodel: Any = qjax.quantize(Dense(nnx.Rngs(0)), qjax.Recipe(weights=qjax.QSpec(bits=3, axis=-1)), X)
     qmodel.train()

@@ -112,7 +112,7 @@ def output_step(qmodel):
         (keras_model, "nearest_even", (X,)),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target, args):
     trained, evaluated, qmodel = both_modes(make(), target, args)
     grid = output_step(qmodel)
@@ -121,6 +121,7 @@ def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target, a
     assert np.max(np.abs(trained - evaluated)) < 1.01 * grid
 
 
+@pytest.mark.exhaustive
 def test_what_a_mask_hides_is_not_in_the_statistics():
     hidden = both_modes(Normed(), args=(X, MASK))[2].model.norm
     everything = both_modes(Normed())[2].model.norm
@@ -149,6 +150,7 @@ def test_the_shift_is_that_of_the_rounded_bias():
     assert np.max(np.abs(moved - shift)) < 1.01 * grid
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_those_of_the_float_bias():
     """The sample is wider than what trains, so that the shift moves no output beyond the codes, where gradients end."""
 
@@ -172,7 +174,7 @@ def test_gradients_are_those_of_the_float_bias():
     ("target", "floats"),
     [("torch_onednn", True), ("openvino_cpu", True), ("tflite_micro", False), ("torch_qnnpack", False)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_evaluation_has_the_bias_of_the_recipes_target(target, floats):
     _, evaluated, qmodel = both_modes(Normed(), target)
     same, other = ("torch_onednn", "nearest_even") if floats else ("nearest_even", "torch_onednn")

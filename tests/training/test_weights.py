@@ -37,6 +37,7 @@ def small():
     return qjax.quantize(Small(), coarse(3), data(8, 4))
 
 
+@pytest.mark.exhaustive
 def test_codes_are_those_of_the_forward(small):
     weights = qjax.training.weights_of(small, data(8, 4))
     assert weights.names == ("first/kernel", "middle/kernel", "last/kernel")
@@ -58,6 +59,7 @@ def test_what_is_no_parameter_as_it_stands_is_left():
     assert dict(deep.left) == {"layers/kernel": "it is in a scan"}
 
 
+@pytest.mark.exhaustive
 def test_set_codes_stay_through_the_forward_and_the_conversion(small):
     qmodel = nnx.clone(small)
     rng = np.random.default_rng(0)
@@ -74,6 +76,7 @@ def test_set_codes_stay_through_the_forward_and_the_conversion(small):
 WEIGHTS = ("first/kernel", "middle/kernel", "last/kernel")
 
 
+@pytest.mark.exhaustive
 def test_sixteen_bits_are_held_too():
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=16, axis=-1), activations=qjax.QSpec(bits=8, symmetric=False))
     qmodel = qjax.quantize(Small(), recipe, data(8, 4))

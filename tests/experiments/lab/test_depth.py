@@ -21,6 +21,7 @@ def residual() -> Quantized:
     return quantized(2, 16, 32, relu=True, residual=True, seed=4)
 
 
+@pytest.mark.exhaustive
 def test_counts_are_those_of_compare(chain: Quantized) -> None:
     target = chain.graph.retarget("double_round")
     report = qjax.compare(chain.graph, target, np.asarray(chain.reference[chain.graph.ir.inputs[0]]))
@@ -30,6 +31,7 @@ def test_counts_are_those_of_compare(chain: Quantized) -> None:
     assert found.bias[-1] == report.outputs[0].end_to_end.mean
 
 
+@pytest.mark.exhaustive
 def test_codes_are_those_of_the_interpreter(residual: Quantized) -> None:
     graph = residual.graph.retarget("tflite_micro")
     codes = residual.reference[graph.ir.inputs[0]]
@@ -87,6 +89,7 @@ def test_differences_only_spread_where_there_are_any(chain: Quantized) -> None:
     assert np.all(spread.share <= spread.touched)
 
 
+@pytest.mark.exhaustive
 def test_truncation_loses_half_a_step_behind_one_layer() -> None:
     chain = quantized(1, 32, 256, relu=False, residual=False, powers_of_two=True)
     bits = chain.layers[0].right + 1.0

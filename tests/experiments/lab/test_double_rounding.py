@@ -47,6 +47,7 @@ def test_predicted_shares() -> None:
     assert study.differing_share("15 bits", "one", 4) == 2**-11
 
 
+@pytest.mark.exhaustive
 def test_distinct_accumulators_are_the_products_by_hand() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(32, 12)).astype(np.float32)

@@ -97,6 +97,7 @@ def network(monkeypatch):
         cached.cache_clear()
 
 
+@pytest.mark.exhaustive
 def test_inputs_are_those_of_the_float_network(network):
     one = learned_networks.ready(network, 3, Settings())
     assert one.few == ("layers/1/kernel",)  # the first and the last layer have 8 bits

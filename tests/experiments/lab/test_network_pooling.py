@@ -30,6 +30,7 @@ def graph_of(name):
     return case, ir, next(node for node in ir.nodes if exact_ties.kind_of(node))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["pool 2x2, dark half behind a relu", "add, scales 1 : 1/4 : 2", "pool 2x2"])
 def test_results_are_those_of_the_cases(name):
     case, ir, node = graph_of(name)
@@ -103,6 +104,7 @@ def network(request):
         cached.cache_clear()
 
 
+@pytest.mark.exhaustive
 def test_the_reference_gives_the_exact_codes(network):
     known = pooled_networks.prepared(network, Settings())
     ir, seen = known.graph.ir, []
@@ -114,6 +116,7 @@ def test_the_reference_gives_the_exact_codes(network):
     assert seen == ["additions", "additions", "pools"]
 
 
+@pytest.mark.exhaustive
 def test_a_target_that_computes_nothing_else_changes_nothing_else(network):
     known = pooled_networks.prepared(network, Settings())
     same = pooled_networks.mixed(network, Settings(), ("nearest_even", "tflite_micro"))
@@ -127,6 +130,7 @@ def test_a_target_that_computes_nothing_else_changes_nothing_else(network):
     assert pool.rules["even"] == [0, 0]
 
 
+@pytest.mark.exhaustive
 def test_what_is_measured_is_what_is_predicted_and_drawn(network, monkeypatch):
     targets = ("tflite_micro", "tosa")
     monkeypatch.setattr(network_pooling, "TARGETS", targets)

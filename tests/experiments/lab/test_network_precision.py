@@ -34,6 +34,7 @@ def test_the_integer_valued_forward_does_not_know_its_machine():
     assert not np.array_equal(scores_on(qmodel, x, BFLOAT16, True, 16), own)
 
 
+@pytest.mark.exhaustive
 def test_the_classic_forward_multiplies_rounded_floats():
     x = np.random.default_rng(1).standard_normal((32, 40)).astype(np.float32)
     layer = nnx.Linear(40, 12, use_bias=False, rngs=nnx.Rngs(0))
@@ -59,6 +60,7 @@ def test_a_graph_is_compared_in_the_dtype_of_the_forward():
     assert (other.codes, other.decisions, other.points) == (1.0, 2, -100.0)
 
 
+@pytest.mark.exhaustive
 def test_dtypes_of_layers_and_parameters():
     model = CNN(4, rngs=nnx.Rngs(0))
     x = np.zeros((2, 8, 8, 1), np.float32)

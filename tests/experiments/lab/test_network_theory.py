@@ -32,6 +32,7 @@ def chain():
     return *graph_of(model, x), rng
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.9])
 def test_a_product_spreads_differences_as_predicted(chain, share):
     graph, codes, rng = chain
@@ -64,6 +65,7 @@ def test_decisions_change_where_margins_are_small():
     assert 0.1 < decisions(codes, wide, np.random.default_rng(0)) < 0.5
 
 
+@pytest.mark.exhaustive
 def test_an_operation_without_a_theory_is_an_error():
     x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
     graph, codes = graph_of(nnx.Sequential(nnx.Linear(16, 4, rngs=nnx.Rngs(0)), nnx.softmax), x)

@@ -40,6 +40,7 @@ def test_what_differs_in_the_first_node_is_what_arises_there(network):
     assert whole.shares[nodes[0].output] == np.mean(own[nodes[0].output] != 0) > 0
 
 
+@pytest.mark.exhaustive
 def test_without_differences_nothing_arises_and_nothing_is_predicted(network):
     assert not any(d.any() for d in network_drift.alone(network, 0, "single_round").values())
     whole = network_drift.end_to_end(network, 0, "single_round")
@@ -48,6 +49,7 @@ def test_without_differences_nothing_arises_and_nothing_is_predicted(network):
     assert set(network_depth._expected(network, 0, "single_round").shares.values()) == {0.0}
 
 
+@pytest.mark.exhaustive
 def test_the_last_difference_is_that_of_the_graphs(network):
     known = network_drift.prepared(network, 0)
     before, after = known.graph(IMAGES), known.graph.retarget("double_round")(IMAGES)

@@ -13,6 +13,7 @@ from experiments.lab.oscillations import STUDY
 from qjax.lab.study import Settings
 
 
+@pytest.mark.exhaustive
 def test_one_weight_follows_the_recurrence_in_fractions():
     codes, weights = toy_codes(np.asarray([3 / 16, 8 / 16]), 1 / 64, 0.5 + 2.0**-11, 100)
     for i, goal in enumerate((Fraction(3, 16), Fraction(8, 16))):

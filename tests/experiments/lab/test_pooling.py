@@ -50,6 +50,7 @@ def test_exact_results_and_their_share_of_ties(name: str) -> None:
         assert numerator[5, 9] == 4 * int(inputs[0][5, 9]) + int(inputs[1][5, 9])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "target"),
     [

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 import qjax
@@ -27,6 +28,7 @@ def test_arithmetic_measures_what_is_predicted() -> None:
     assert values["requantize, the same key twice: codes that differ"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_wrapped_model_draws_in_training_only() -> None:
     x = np.asarray(jax.random.normal(jax.random.key(0), (16, 6)))
     spec = qjax.QSpec(bits=3, axis=-1)

@@ -44,6 +44,7 @@ def test_ties_are_counted_as_in_fractions(multiplier: int, shift: int) -> None:
     assert ties.tie_share(acc, multiplier, shift) == counted / acc.size
 
 
+@pytest.mark.exhaustive
 def test_a_real_valued_scale_has_its_ties_counted_in_unbounded_integers() -> None:
     # 3 * 2^29 / 2^34: the exact product of acc = 16 is 1.5, a tie by construction
     m = ties.quantize_multiplier(np.float64(3 / 32))

@@ -24,6 +24,7 @@ def test_operands_are_those_of_the_formats() -> None:
     assert np.array_equal(FLOAT32.operand(jnp.asarray(x)), x)
 
 
+@pytest.mark.exhaustive
 def test_running_sums_are_float16s() -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-30, 31, shape).astype(np.float32) for shape in ((4, 50), (50, 3)))
@@ -34,12 +35,14 @@ def test_running_sums_are_float16s() -> None:
     assert np.array_equal(FLOAT16_SUMS.dot(jnp.asarray(a), jnp.asarray(b)), total.astype(np.float32))
 
 
+@pytest.mark.exhaustive
 def test_running_sums_overflow() -> None:
     a = jnp.full((1, 5), 127.0)
     assert np.isinf(FLOAT16_SUMS.dot(a, a.T)).all()
     assert np.array_equal(FLOAT16_SUMS.dot(a[:, :4], a[:, :4].T), [[64512.0]])  # 64,516 to a multiple of 32
 
 
+@pytest.mark.exhaustive
 def test_integers_are_integers() -> None:
     x, w = operands(0, 16, 8)
     s_x, s_w, s_y = (np.float64(scale) for scale in scales(16))
@@ -49,6 +52,7 @@ def test_integers_are_integers() -> None:
     assert np.array_equal(outputs(x, w, BFLOAT16, "integer-valued"), exact)
 
 
+@pytest.mark.exhaustive
 def test_limits() -> None:
     assert first_inexact_bits(FLOAT32) == 17
     assert first_inexact_bits(BFLOAT16) == 10
@@ -63,6 +67,7 @@ def test_paths_by_simulation() -> None:
     assert pytest.approx(np.mean(np.sqrt(area)) / np.sqrt(np.mean(area)), abs=0.03) == theory.PATH
 
 
+@pytest.mark.exhaustive
 def test_overflow_by_simulation() -> None:
     rng = np.random.default_rng(3)
     steps = rng.normal(scale=theory.SPREAD, size=(4000, 1024)) * rng.normal(scale=theory.SPREAD, size=(4000, 1024))

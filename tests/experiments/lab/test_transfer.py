@@ -39,6 +39,7 @@ def test_deployed_outputs_are_the_graphs(qmodel: qjax.QuantizedModel, images: np
             assert np.array_equal(one.outputs, graph.run(graph.quantize(images)))
 
 
+@pytest.mark.exhaustive
 def test_a_fingerprint_is_of_the_arithmetic(qmodel: qjax.QuantizedModel, images: np.ndarray) -> None:
     micro, cmsis, even = (
         fingerprint(qjax.convert(qmodel, images[:4], target=name))
@@ -47,6 +48,7 @@ def test_a_fingerprint_is_of_the_arithmetic(qmodel: qjax.QuantizedModel, images:
     assert micro == cmsis != even
 
 
+@pytest.mark.exhaustive
 def test_a_fingerprint_of_a_graph_that_reads_ids() -> None:
     ids = np.arange(12, dtype=np.int32).reshape(3, 4)
     qmodel = qjax.quantize(nnx.Embed(12, 5, rngs=nnx.Rngs(0)), qjax.Recipe(), ids)

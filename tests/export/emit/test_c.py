@@ -146,6 +146,7 @@ def test_the_kernels_of_a_vendors_backend_are_emitted_like_any_other(tmp_path):
     compiled.assert_equal(compiled.called())
 
 
+@pytest.mark.exhaustive
 def test_files_pass_their_own_test_which_finds_a_changed_code(graphs, tmp_path, capsys):
     c.emit(graphs["residual"], tmp_path / "out", name="net", batch=2, vectors=3)
     files = c.to_files(graphs["residual"], name="net", batch=2, vectors=3)
@@ -235,6 +236,7 @@ def test_names_cannot_leave_their_comments_and_outputs_may_be_inputs(tmp_path):
     assert compiled.programs["m"].plan.size == 0
 
 
+@pytest.mark.exhaustive
 def test_a_mask_of_the_program_that_hides_nothing(tmp_path):
     """As the attention mask of a whole text: a constant of booleans that are all the same."""
 

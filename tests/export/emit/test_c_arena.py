@@ -1,5 +1,6 @@
 """The plan of memory: live blocks never overlap, nor do those of two wide types; usual models take the least arena."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ def lives(draw):
     return draw(st.integers(0, 300)), first, first + draw(st.integers(0, 6)), draw(st.sampled_from([1, 1, 2, 4]))
 
 
+@pytest.mark.exhaustive
 @given(st.lists(lives(), max_size=14), st.sampled_from([4, 8]))
 def test_neither_live_blocks_nor_those_of_two_wide_types_ever_overlap(blocks, alignment):
     named = [Block(str(i), *block) for i, block in enumerate(blocks)]

@@ -85,6 +85,7 @@ def test_loops_of_networks(networks, name, loops):
     assert len(networks.programs[name].loops) == loops
 
 
+@pytest.mark.exhaustive
 def test_code_does_not_grow_with_the_steps():
     sizes = {}
     for steps in (4, 8):
@@ -121,6 +122,7 @@ class Softmax(nnx.Module):
         return jax.nn.softmax(x)
 
 
+@pytest.mark.exhaustive
 def test_a_division_stands_outside_of_the_loops_that_it_does_not_depend_on():
     """And a looked-up table is computed when the file is written."""
     x = jax.random.normal(jax.random.key(0), (3, 5, 7))
@@ -167,8 +169,8 @@ def test_arithmetic_on_a_sum_stands_outside_of_the_loop_over_its_row():
     assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["tflite_micro", "cmsis_nn", "tflite_reference"])
-@pytest.mark.sampled(1)
 def test_exponentials_of_many_codes_are_a_table(target):
     for rows, has_table in ((40, True), (5, False)):
         x = jax.random.normal(jax.random.key(0), (3, rows, 32))
@@ -200,6 +202,7 @@ def products(request):
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_step_has_its_own_product_and_no_more_memory(products):
     for name, (graph, slow, _) in products.items():
         graph, slow = (build(one, 1, Source()) for one in (graph, slow))

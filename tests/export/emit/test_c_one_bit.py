@@ -55,6 +55,7 @@ def layers(graphs, tmp_path_factory):
     return c_build.Compiled(given, tmp_path_factory.mktemp("bits"), 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", SOMETIMES)
 def test_layers_of_every_shape(variant, layers):
     needed, flags = VARIANTS[variant]
@@ -68,6 +69,7 @@ def test_under_sanitizers(layers):
     layers.assert_equal(layers.run(*c_build.SANITIZERS))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("simd", [False, True, "cortex_m"])
 def test_which_layers_are_bit_by_bit(graphs, signed, simd):
     for graph, layers in zip(graphs.values(), (signed, UNSIGNED), strict=True):
@@ -88,6 +90,7 @@ def test_pairs_of_planes():
     assert not one_bit.fits(window, (-1, 0, 1), True)
 
 
+@pytest.mark.exhaustive
 def test_a_weight_takes_a_bit():
     graph = one_bit_layers.graph("tflite_micro", (one_bit_layers.Layer(64, 16),))
     sizes: list[int] = []
@@ -140,6 +143,7 @@ class Added(_Base):
         return self.dense(binary(x) + binary(x - 1.0) + x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "count"),
     [(Signs, 2), (Moved, 2), (Padded, 3), (Ternary, 3), (Joined, 2), (Plain, None), (Added, None)],
@@ -195,6 +199,7 @@ class Dead(_Base):
         return self.dense(binary(nnx.relu(x)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*a single number")
 def test_a_table_of_one_number(tmp_path):
     """Its C reads no variable that it declares: compilers warn of that."""

@@ -29,6 +29,7 @@ def test_every_operation_is_here(operations):
     assert known == set(ops.names()) - without - {"backend", "dynamic_conv", "dynamic_dot", "island"} - recurrent
 
 
+@pytest.mark.exhaustive
 def test_every_operation(operations):
     operations.assert_equal(operations.called("-O2", *c_build.FASTEST[1:]))
 

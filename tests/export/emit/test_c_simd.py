@@ -262,6 +262,7 @@ def test_every_operation_rule_and_formula(variant, tmp_path):
     everything.assert_equal(everything.called(*flags))
 
 
+@pytest.mark.exhaustive
 def test_the_files_pass_their_own_test(graphs, tmp_path):
     IntegerGraph(graphs["tflite_micro"]).emit("c", tmp_path, name="net", simd=True)
     c_build.check(["make", "-C", str(tmp_path), "test", "CFLAGS=-O2 -march=native"])

@@ -63,6 +63,7 @@ def test_every_operation(every, every_loop, tmp_path):
     assert_equal_often(made)
 
 
+@pytest.mark.exhaustive
 def test_a_compiler_without_openmp_ignores_the_marks(graphs, every_loop, tmp_path):
     graph = graphs["products"]
     made = c_build.Compiled({"m": (graph, simd_layers.codes(graph, 1))}, tmp_path, simd=True, threads=True)
@@ -80,6 +81,7 @@ def test_no_two_threads_write_the_same(batch, graphs, every_loop, tmp_path):
     made.assert_equal(made.run(*flags, compiler="clang", emulator=["env", RACES]))
 
 
+@pytest.mark.exhaustive
 def test_only_loops_with_much_to_do_are_marked(graphs):
     def marks(batch: int, *, shared: bool = True) -> int:
         text = to_files(graphs["products"], batch=batch, vectors=0, threads=shared)["model.c"]

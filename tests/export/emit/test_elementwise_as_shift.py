@@ -32,7 +32,7 @@ def of_case(target: str, label: str):
 
 @pytest.mark.parametrize("target", targets.names())
 @pytest.mark.parametrize("label", ["add", "multiply"])
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(7)
 def test_a_plane_is_the_node(target, label):
     if (target, "int8", label) in nodes.REFUSED:
         return
@@ -60,7 +60,7 @@ def setting(op: str, rng: np.random.Generator, dtype: str) -> Setting:
 
 
 @pytest.mark.parametrize("name", [name for name in formulas.names() if formulas.get(name).ops & set(ELEMENTWISE)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_pointwise_formula_ignores_places_and_shapes(name):
     formula = formulas.get(name)
     rng = np.random.default_rng(0)

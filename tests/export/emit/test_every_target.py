@@ -221,6 +221,7 @@ def onnx_disagreements(named: nodes.Named, expected: dict[str, list[np.ndarray]]
     return wrong
 
 
+@pytest.mark.exhaustive
 def test_every_operation_target_and_arithmetic_is_here():
     """In the short form; test-all counts the pairs of them."""
     facts = {fact for graph, _ in diagonal().values() for fact in facts_of(graph)}
@@ -318,6 +319,7 @@ def assert_no_float_in_stablehlo(named: nodes.Named) -> None:
     assert not FLOATS.search(exported.mlir_module())
 
 
+@pytest.mark.exhaustive
 def test_stablehlo_of_operations_and_arithmetics_holds_no_float():
     assert_no_float_in_stablehlo(diagonal())
 

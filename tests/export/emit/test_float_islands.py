@@ -40,7 +40,7 @@ def converted(setting: Any, paths: str, **recipe: Any) -> IntegerGraph:
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("paths", ["first", "last", ".*"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_files_have_the_codes_of_the_graph(setting: Dynamic, paths: str) -> None:
     graph = converted(setting, paths)
     codes = np.asarray(graph.quantize(X if setting.per == "tensor" or paths == "last" else rows()))
@@ -52,6 +52,7 @@ def test_files_have_the_codes_of_the_graph(setting: Dynamic, paths: str) -> None
     assert [result.differ for result in results] == [expected, expected]
 
 
+@pytest.mark.exhaustive
 def test_a_file_takes_any_batch_and_is_read_back(tmp_path: Any) -> None:
     graph = converted(SETTINGS["8da4w"], "first", target="onnxruntime")
     graph.emit("onnx", tmp_path / "model.onnx", style="integer")
@@ -85,6 +86,7 @@ class Model(nnx.Module):
         return self.part(self.first(x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("function", "why"),
     [

@@ -77,10 +77,10 @@ SCALES = [2.0**-20, 0.003, 0.05, 0.3, 2.5, 20.0]
 """Of the codes: all differences count, some, and none but the greatest."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("shape", [(40, 10), (3, 7, 96), (9, 600), (2, 4095), (300, 1)])
 @pytest.mark.parametrize("scales", [SCALES[1::2], pytest.param(SCALES[::2], marks=pytest.mark.exhaustive)], ids=str)
-@pytest.mark.sampled(2)
 def test_softmax(shape, bits, scales):
     rng = np.random.default_rng(0)
     for scale in scales:

@@ -88,6 +88,7 @@ def test_codes_of_four_bits_take_four_bits(graph, model):
     assert kinds[kernels["stem"]] == (onnx.TensorProto.INT8, 3 * 3 * 3 * 8)
 
 
+@pytest.mark.exhaustive
 def test_it_reads_back_as_the_graph(graph, model):
     again = onnx.load_model_from_string(model.SerializeToString())
     assert written_by_qjax.style_of(again) == "integer"
@@ -137,6 +138,7 @@ class Hashed(nnx.Module):
         return self.rows((found > 0).astype(jnp.int32) + (jnp.abs(found) > 2**28).astype(jnp.int32))
 
 
+@pytest.mark.exhaustive
 def test_a_sum_that_wraps():
     ids = np.random.default_rng(0).integers(0, 100_000, (16, 50)).astype(np.int32)
     qmodel = qjax.quantize(Hashed(), qjax.Recipe(), ids)
@@ -198,11 +200,11 @@ class Small(nnx.Module):
         return self.layer(x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize(
     ("rank", "features", "groups"), [(2, (1, 1), 1), (4, (1, 1), 1), (4, (2, 2), 2), (2, (1, 2), 1)]
 )
-@pytest.mark.sampled(4)
 def test_weights_of_few_bits_that_no_function_reads(bits, rank, features, groups):
     sample = data(2, *(3,) * (rank - 2), features[0])
     recipe = qjax.Recipe(weights=qjax.QSpec(bits, axis=-1), activations=qjax.QSpec(16))

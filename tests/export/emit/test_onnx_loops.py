@@ -71,6 +71,7 @@ def test_states_and_outputs_of_every_kind(name: str) -> None:
     assert scans(model) == SCANS.get(name, 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["last", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("steps", "both"))]
 )

@@ -31,6 +31,7 @@ def arrays(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {proto.name: np.asarray(numpy_helper.to_array(proto)) for proto in model.graph.initializer}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_recorded_codes_of_openvino(name):
     """A saved graph, inputs and the codes that openvino 2026.4.1 gave: python -m tests.export.emit.record_openvino."""

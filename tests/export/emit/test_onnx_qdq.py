@@ -87,6 +87,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("dtype", "styles"),
     [
@@ -170,6 +171,7 @@ def test_weights_are_unsigned_unless_no_cpu_gets_signed_ones_wrong():
         to_model(graph_of(case, targets.get("onnxruntime_avx2")), vnni=True)
 
 
+@pytest.mark.exhaustive
 def test_codes_of_16_bits_and_what_no_kernel_computes(tmp_path):
     """Subtraction and a change of the grid are floats between quantizers; all other 16-bit nodes stay functions."""
     for name, case, functions in (
@@ -226,6 +228,7 @@ def test_results_that_are_inputs_or_come_twice(tmp_path):
             assert_equal(read_back(model, tmp_path), graph)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
 def test_a_change_of_the_grid_between_two_operations(dtype, tmp_path):
     """Two quantizers behind one another, which the optimizer would merge."""

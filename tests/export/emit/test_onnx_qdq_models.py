@@ -83,6 +83,7 @@ def small() -> qjax.IntegerGraph:
     return converted(Small(), IMAGES, target="onnxruntime")
 
 
+@pytest.mark.exhaustive
 def test_products_of_int8_activations_need_no_option_of_the_session(small, tmp_path):
     operators = assert_runs(small, IMAGES, tmp_path)
     assert {"QLinearConv", "QGemm"} <= set(operators)
@@ -241,6 +242,7 @@ def test_codes_of_four_bits_take_four_bits(tmp_path):
         assert {stored[name] for name in kernels} == {onnx.TensorProto.INT4}
 
 
+@pytest.mark.exhaustive
 def test_another_rounding_of_the_same_network(small, tmp_path):
     saturating = small.retarget("onnxruntime_avx2")
     for style in STYLES:
@@ -296,7 +298,7 @@ class Weighing(nnx.Module):
 
 
 @pytest.mark.parametrize("subscripts", ["bkhd,bhqk->bqhd", "bhqk,bkhd->bqhd", "bkhd,bhqk->bhdq", "bhqk,bkhd->bhqd"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_products_of_activations_move_the_fewer_codes(subscripts, tmp_path):
     x = jax.random.normal(jax.random.key(0), (2, 5, 6))
     graph = converted(Weighing(subscripts), x, target="onnxruntime")

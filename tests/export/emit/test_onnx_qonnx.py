@@ -59,6 +59,7 @@ def test_a_network(name, width):
     assert all(np.all(np.frexp(held[node.input[1]])[0] == 0.5) for node in quants)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_recorded_codes_of_qonnx(name, width):

@@ -235,6 +235,7 @@ def form_of(factor: int, offset: int, shift: int, zero_point: int, rounding: Rou
     return sums.Sum(one * factor, one * offset, one * shift, zero_point, rounding, -8, 7)
 
 
+@pytest.mark.exhaustive
 @given(
     st.integers(-9, 9),
     st.integers(-40, 40),
@@ -272,6 +273,7 @@ def test_a_form_that_is_not_the_same_is_not_taken():
 # ---------------------------------------------------------------------------- ranges
 
 
+@pytest.mark.exhaustive
 @given(st.data())
 def test_a_range_holds_every_result(data):
     name = data.draw(st.sampled_from(sorted(set(bounds._RULES) - {"select_n"})))
@@ -320,9 +322,9 @@ def test_sums_that_leave_float64_or_wrap(dtype):
         agree(total, words)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("found", [(0, 5), (-5, 5), (-1, 0), (-5, -1), (-(2**31), 2**31 - 1)])
-@pytest.mark.sampled(2)
 def test_shifts_by_every_number(dtype, found):
     x = np.unique(np.clip([-(2**31), -5, -1, 0, 1, 5, 2**31 - 1], *found)).astype(np.int32)
     # more elements than decide between a division and a shift

@@ -79,6 +79,7 @@ class Net(nnx.Module):
         return self.head(nnx.relu(self.conv(x)).max((1, 2)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("target", "most"), [("tflite_micro", 10), ("onnxruntime", MOST_OF_FLOATS)])
 def test_how_many_operators_a_layer_has(target, most):
     """Before, the rounding alone was 37 to 44 operators, and 92 to 96 of the rule in float32."""

@@ -28,6 +28,7 @@ def code_of(found: HighWords, channel: int, acc: int) -> int:
     return min(max(sums >> found.shift, found.lowest), found.highest)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rule", ["single_round", "double_round", "float64_away", "nearest_even"])
 @pytest.mark.parametrize("greatest", [2**-8, 2**-5])
 def test_the_codes_of_every_accumulator(rule, greatest):

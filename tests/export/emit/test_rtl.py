@@ -80,6 +80,7 @@ def _total(factor: int, offset: int, x: Word) -> Word:
     return words.add(words.scaled(x, factor), constant(offset))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("offset", [0, 1, -1, 100, -128, 127])
 def test_functions_of_one_word(offset):
     moved = ALL + offset

@@ -48,8 +48,8 @@ def test_a_fresh_process_without_qjax(graph, tmp_path):
         np.testing.assert_array_equal(got, graph.run(codes))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in targets.names() if name != "fpga"])
-@pytest.mark.sampled(2)
 def test_every_target_lowers_with_a_free_batch(name, graph):
     """Lowering only: what the function computes is the interpreter's own program."""
     exported = export.deserialize(bytearray(stablehlo.to_bytes(graph.retarget(name).ir)))
@@ -59,6 +59,7 @@ def test_every_target_lowers_with_a_free_batch(name, graph):
     assert not re.search(r"x(f16|f32|f64|bf16)>|tensor<(f16|f32|f64|bf16)>", exported.mlir_module())
 
 
+@pytest.mark.exhaustive
 def test_a_fixed_batch_and_one_platform(graph):
     exported = export.deserialize(bytearray(stablehlo.to_bytes(graph.ir, batch=3, platforms=["cpu"])))
     codes = graph.quantize(data(3, 6, 6, 2))
@@ -79,6 +80,7 @@ def test_wrong_options(graph):
         graph.emit("coreml", "x")
 
 
+@pytest.mark.exhaustive
 def test_a_softmax_with_a_free_batch_and_no_path_of_this_machine():
     x = data(4, 6)
     qmodel = qjax.quantize(

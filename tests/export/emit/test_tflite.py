@@ -185,7 +185,7 @@ def model(name: str) -> Graph:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_node_is_the_runtimes(name, target):
     count, wrong = compared(retarget(model(name), target), batch=16)
     assert count > 500
@@ -204,7 +204,7 @@ EDGES = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", EDGES)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(8)
 def test_nodes_at_the_edges(kind, target):
     for case in EDGES[kind]():
         graph = single.graph_of(case, targets.get(target))
@@ -217,9 +217,9 @@ def test_nodes_at_the_edges(kind, target):
         assert np.array_equal(found["y"], expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", MODES)
 @pytest.mark.parametrize("name", ["small", "choices"])
-@pytest.mark.sampled(1)
 def test_another_batch(name, target):
     graph = retarget(model(name), target)
     inputs = random_codes(graph, 5)
@@ -228,6 +228,7 @@ def test_another_batch(name, target):
         assert np.array_equal(found[output], expected), output
 
 
+@pytest.mark.exhaustive
 def test_what_the_file_says(tmp_path):
     graph = model("small, W4A4")
     path = tmp_path / "model.tflite"

@@ -65,7 +65,7 @@ def operators(content: bytes) -> list[str]:
 
 @pytest.mark.parametrize("target", [*MODES, "tflite_micro"])
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 def test_the_runtimes_codes_without_a_copy(target, bits):
     graph = graph_for(target, bits).ir
     content = to_bytes(graph, batch=3)
@@ -79,7 +79,7 @@ def test_the_runtimes_codes_without_a_copy(target, bits):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_was_written_is_read(target):
     graph = graph_for(target).ir
     content = to_bytes(graph, batch=3)
@@ -98,6 +98,7 @@ class Normalized(nnx.Module):
         return self.last(nnx.gelu(self.norm(self.first(x))))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 6])
 def test_a_file_for_one_example_takes_more(batch):
     """Its layer norm repeats means and factors, and says no size of the batch."""
@@ -120,6 +121,7 @@ class Deep(nnx.Module):
         return nnx.relu(deep) * deep[:, :1, :1] * nnx.relu(self.factor[...] + deep[:, :1, :1])
 
 
+@pytest.mark.exhaustive
 def test_five_axes_and_a_free_batch():
     x = data(6, 21, 33)
     graph = converted(Deep(), qjax.Recipe(target="tflite_optimized_x86"), x)

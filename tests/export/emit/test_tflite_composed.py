@@ -106,7 +106,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("target", MODES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_every_operator_of_a_chain_is_the_runtimes(name, target):
     make, argument = CHAINS[name]
     graph = assign(make(argument), targets.get(target))

@@ -39,6 +39,7 @@ VNNI = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=VNNI) if "blocks" in n else n for n in PRODUCTS])
 def test_products_have_the_floats_of_the_runtime(name: str) -> None:
     target, settings = name.split(",")[0], PRODUCTS[name]
@@ -130,6 +131,7 @@ def test_files_of_other_tools(dtype: str, block: int | None, names: tuple[str, .
             read(data, target=name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("target", "setting", "why"),
     [

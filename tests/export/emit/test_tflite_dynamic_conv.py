@@ -84,7 +84,7 @@ def images(kind: str, channels: int, count: int = 5) -> np.ndarray:
 
 
 @pytest.mark.parametrize("settings", WINDOWS.values(), ids=WINDOWS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_convolutions_have_the_floats_of_the_runtime(settings: dict[str, Any]) -> None:
     for per_channel in (True, False):
         graph = convolution(**settings, per_channel=per_channel)
@@ -217,6 +217,7 @@ def test_a_target_that_was_not_measured_gets_no_file() -> None:
         to_bytes(graph)
 
 
+@pytest.mark.exhaustive
 def test_rows_of_a_convolution_with_one_pixel_are_those_of_a_dense_layer() -> None:
     x = images("normal", 4)
     conv = nnx.Conv(4, 8, (1, 1), use_bias=False, rngs=nnx.Rngs(0))

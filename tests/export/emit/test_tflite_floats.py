@@ -39,6 +39,7 @@ def of_runtime(target: str, data: bytes, codes: np.ndarray) -> np.ndarray:
     return tflite_runtimes.litert(data, tflite_runtimes.MODES[target], [codes], every=False)["t1"]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("target", tflite_runtimes.TARGETS)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("times", [2, pytest.param(12, marks=pytest.mark.exhaustive)])

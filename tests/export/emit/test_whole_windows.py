@@ -34,6 +34,7 @@ def converted(window, strides) -> qjax.IntegerGraph:
     return qjax.convert(qmodel, X, target="onnxruntime")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("style", ["integer", "qdq", "qoperator"])
 def test_onnx_runtime_has_the_codes(style, tmp_path):
     graph = converted((9, 8), (9, 8))
@@ -50,11 +51,13 @@ def operators(model: onnx.ModelProto) -> int:
     return sum(len(function.node) for function in model.functions)
 
 
+@pytest.mark.exhaustive
 def test_onnx_has_one_sum_for_the_window():
     whole, moving = (integer.to_model(converted(window, (1, 1)).ir) for window in ((9, 8), (8, 8)))
     assert operators(whole) < operators(moving) / 3
 
 
+@pytest.mark.exhaustive
 def test_c_has_one_loop_for_the_window():
     whole, moving = (
         to_files(converted(window, (1, 1)).ir, name="model", batch=1)["model.c"] for window in ((9, 8), (8, 8))

@@ -69,6 +69,7 @@ def functions(dtype, sx, zx, sy, zy):
     return model.SerializeToString(), names
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid[0]}-{grid[1]:.3g}")
 def test_every_code_is_that_of_onnxruntime(grid):
     data, names = functions(*grid)
@@ -131,6 +132,7 @@ def test_what_is_no_function_of_codes_is_refused(body, message):
         read(data.SerializeToString())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=str)
 def test_a_hard_swish_that_divides_by_six(form, tmp_path):
     """As exporters write it and ONNX Runtime quantizes it: the division stays in floats between two quantizers."""

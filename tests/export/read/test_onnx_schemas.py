@@ -116,6 +116,7 @@ def test_what_the_runtime_refuses_is_refused(name: str) -> None:
         read(proto.SerializeToString())
 
 
+@pytest.mark.exhaustive
 def test_metadata_has_a_limit_of_values() -> None:
     from qjax.export import document
 

@@ -52,7 +52,7 @@ def model(tmp_path_factory):
     [*CHOICES, *(pytest.param(choice, marks=pytest.mark.slow) for choice in MORE)],
     ids=lambda choice: "-".join(map(str, choice)),
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_gives_the_bits_of_onnxruntime(model, choice):
     data, shape = model(choice)
     found, expected, graph = both(data, {"x": normal(48, *shape, scale=1.2)})
@@ -64,6 +64,7 @@ def test_gives_the_bits_of_onnxruntime(model, choice):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.exhaustive
 def test_is_a_graph_like_any_other(model, tmp_path):
     """It is saved, loaded, compared, put under another target, and takes any batch."""
     data, shape = model(CHOICES[0])

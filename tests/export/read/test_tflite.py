@@ -57,7 +57,7 @@ def mismatches(graph: Graph, run) -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 @pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "functions", "choices", "moves"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_every_operator_is_litert(group, dtype):
     everywhere = group != "moves" and (group, dtype) not in (("choices", "uint8"), ("choices", "int16"))
     for target, mode in MODES.items() if everywhere else (("tflite_reference", "reference"),):
@@ -66,6 +66,7 @@ def test_every_operator_is_litert(group, dtype):
         assert mismatches(graph, lambda x, mode=mode, data=data: litert(data, mode, x, every=False)) == {}, target
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "functions", "choices", "moves"])
 def test_every_operator_is_tflite_micro(group):
     data = getattr(cases, group)("int8", skip=NOT_IN_MICRO)
@@ -73,8 +74,8 @@ def test_every_operator_is_tflite_micro(group):
     assert mismatches(graph, lambda x: micro(data, x, graph.outputs)) == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"])
-@pytest.mark.sampled(1)
 def test_accumulators_near_ties_of_uint8(name):
     """Weights of zero and the accumulator as the bias: the scales of uint8 kernels are formed in float32."""
     count = 4000
@@ -123,8 +124,8 @@ def float_model() -> bytes:
     return file.to_bytes([x], [real])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", MODES)
-@pytest.mark.sampled(1)
 def test_float_inputs_and_outputs(tmp_path, target):
     path = tmp_path / "model.tflite"
     path.write_bytes(float_model())

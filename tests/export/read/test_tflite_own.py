@@ -59,6 +59,7 @@ def graph():
     return qjax.convert(qmodel, x).ir
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("group", "target"),
     [
@@ -123,9 +124,9 @@ def test_one_constant_behind_two_scales():
         assert len(to_bytes(made)) > len(written)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.sampled(2)
 def test_the_graph_comes_back(tmp_path, graph, target):
     made = retarget(graph, target)
     path = tmp_path / "model.tflite"
@@ -134,6 +135,7 @@ def test_the_graph_comes_back(tmp_path, graph, target):
     assert_equal(reader.read(to_bytes(made, batch=3)), made)
 
 
+@pytest.mark.exhaustive
 def test_packed_weights_come_back():
     x = data(4, 6)
     qmodel = qjax.quantize(
@@ -154,6 +156,7 @@ def test_another_target_is_asked_for(graph):
     assert_equal(reader.read(to_bytes(made), target="onnxruntime"), retarget(made, "onnxruntime"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_operators_alone_give_the_same_codes():
     """Read as a stranger's file, with operators that only qjax's own lowering puts there."""

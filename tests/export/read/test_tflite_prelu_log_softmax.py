@@ -81,6 +81,7 @@ def random_rows(n: int, count: int) -> np.ndarray:
     return (rng.integers(-128, 128, (count, n)) // rng.choice([1, 3, 16, 60], (count, 1))).astype(np.int8)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["tflite_reference", "tflite_micro"])
 def test_log_softmax(target):
     """Its integers, for short and long rows and scales of all sizes."""

@@ -67,8 +67,8 @@ READ["tflite_micro"] = [
 READ["tflite_micro"].remove(("transposed", "int32", INT32))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", READ)
-@pytest.mark.sampled(2)
 def test_biases_of_16x8(target):
     """The kernels that the type of the bias and quantized_bias_type select."""
     file = File()

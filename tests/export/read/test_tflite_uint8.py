@@ -35,6 +35,7 @@ def every_code() -> np.ndarray:
     return np.arange(256, dtype=np.uint8).reshape(16, 16)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", MODES)
 def test_softmax_is_that_of_litert(target):
     """Rows whose codes lie near one another, so that many shares are neither 0 nor 1."""
@@ -52,6 +53,7 @@ def test_softmax_is_that_of_litert(target):
     assert compared > 150_000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", MODES)
 @pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_concatenation_of_other_scales_is_that_of_litert(target, rounds):
@@ -89,6 +91,7 @@ def test_places_of_int64_are_those_of_litert(target, dtype):
         assert np.array_equal(np.asarray(y), found[name])
 
 
+@pytest.mark.exhaustive
 def test_both_in_c_and_under_another_target(tmp_path):
     data = concatenation([Grid(0.1, 3), Grid(0.2, 90)], Grid(0.15, 20))
     joined = reader.read(data, target="tflite_reference")

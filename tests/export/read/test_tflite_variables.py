@@ -68,6 +68,7 @@ def litert(data: bytes, mode: str):
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", MODES)
 @pytest.mark.parametrize("twice", [False, True])
 def test_call_after_call_is_litert(target, twice):
@@ -90,6 +91,7 @@ def test_call_after_call_is_litert(target, twice):
     assert compared >= 1000
 
 
+@pytest.mark.exhaustive
 def test_the_graph_is_saved_converted_to_c_and_called_with_its_state(tmp_path):
     (tmp_path / "m.tflite").write_bytes(streaming())
     graph = qjax.read(tmp_path / "m.tflite", "tflite_reference")
