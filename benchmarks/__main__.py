@@ -36,7 +36,7 @@ from benchmarks import (
 from benchmarks.networks import NETWORKS
 from benchmarks.report import ratios
 from benchmarks.timing import Failed, Result, apart
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 
 @dataclasses.dataclass(frozen=True)

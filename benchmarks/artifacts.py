@@ -32,7 +32,7 @@ from benchmarks.timing import Paired, paired
 from experiments.data import Digits, digits
 from experiments.training import accuracy, scores
 from qjax.cli.inputs import random_codes
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 BATCHES = (1, 32)
 

@@ -26,8 +26,8 @@ from flax import nnx
 import qjax
 from experiments import language_cache
 from experiments.language import Decoder
+from qjax.contrib.lab.machine import machine
 from qjax.graph import state as states
-from qjax.lab.machine import machine
 
 COMPILER = ("cc", "-std=c99", "-O3", "-march=native", "-shared", "-fPIC")
 _SIZE = '#include <stddef.h>\n#include "net.h"\nsize_t net_state_size(void) { return sizeof(net_state); }\n'

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.timing import Result
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name:18} {registry.get(name).title}")
         return 0
     # after the arguments are known to be right: it imports JAX
-    from qjax.lab.running import run, write
-    from qjax.lab.study import Settings
+    from qjax.contrib.lab.running import run, write
+    from qjax.contrib.lab.study import Settings
 
     left: list[str] = []
     for name in args.names or registry.STUDIES:

@@ -29,8 +29,8 @@ import qjax
 from experiments.data import Digits, digits
 from experiments.models import ResNet
 from experiments.training import Schedule, accuracy, one_hot, scores, train
+from qjax.contrib.lab.machine import machine
 from qjax.export import Backend, Fusion, op, tensor
-from qjax.lab.machine import machine
 from qjax.numerics import Real, effective_scale, quantize_multiplier
 
 WEIGHT_BITS, ACTIVATION_BITS, REGISTER_BITS = 8, 4, 14

@@ -19,7 +19,7 @@ from flax import nnx
 
 import qjax
 from experiments.language import FOUR, ROWS, Decoder, adapted, loss_of
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 BASES = "blocks/.*/base_module"
 COLUMNS = ("step", "model", "Adam", "temporary", "together")

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from qjax.lab.machine import made_on
+from qjax.contrib.lab.machine import made_on
 
 
 @dataclasses.dataclass

@@ -23,7 +23,7 @@ from experiments.firmware.boards import BOARDS
 from experiments.firmware.build import Measured, run
 from experiments.models.binary import KINDS, BinaryCNN
 from experiments.training import Schedule, accuracy, one_hot, scores, train
-from qjax.lab.machine import made_on
+from qjax.contrib.lab.machine import made_on
 
 TARGET = "tflite_micro"
 MICROCONTROLLERS = ("mps2-an386", "mps3-an547")

@@ -32,9 +32,10 @@ from experiments import architectures
 from experiments.random_networks.checks import case_of
 from qjax import ops, targets
 from qjax.assign.retarget import retarget
+from qjax.contrib import rtl
+from qjax.contrib.importers.tflite import read
 from qjax.export import artifact
-from qjax.export.emit import c, onnx, rtl, stablehlo, tflite
-from qjax.export.read.tflite import read
+from qjax.export.emit import c, onnx, stablehlo, tflite
 from qjax.graph.ir import Graph
 
 RANDOM = 3
@@ -77,10 +78,11 @@ def graphs(quick: bool) -> dict[str, Make]:
     """Name -> what makes the graph. A name of several words is that of a network."""
     names = ("every_target", "c_loops", "tflite", "tflite_dynamic_conv", "float_islands")
     every, loops, models, convs, floats = (importlib.import_module(f"tests.export.emit.test_{name}") for name in names)
-    names = ("onnx_networks", "openvino_networks", "qonnx_networks", "rtl_networks", "dynamic_graphs")
-    images, openvino, qonnx, circuits, dots = (importlib.import_module(f"tests.export.emit.{name}") for name in names)
-    names = ("ops.test_lstm", "ops.test_svdf", "run.test_repeats", "assign.chip", "targets.test_every_target")
-    lstm, svdf, repeats, chip, single = (importlib.import_module(f"tests.{name}") for name in names)
+    names = ("onnx_networks", "openvino_networks", "qonnx_networks", "dynamic_graphs")
+    images, openvino, qonnx, dots = (importlib.import_module(f"tests.export.emit.{name}") for name in names)
+    names = ("contrib.rtl.rtl_networks", "ops.test_lstm", "ops.test_svdf", "run.test_find_loops", "assign.chip")
+    names += ("targets.test_every_target",)
+    circuits, lstm, svdf, repeats, chip, single = (importlib.import_module(f"tests.{name}") for name in names)
     named = every.Everything().named
     nodes = {name: graph for name, (graph, _) in (every.chosen(named) if quick else named).items()}
     unsigned = {"activations": images.UNSIGNED}

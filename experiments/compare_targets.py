@@ -20,7 +20,7 @@ import qjax
 from experiments.data import digits
 from experiments.models import ResNet
 from experiments.training import Schedule, one_hot, train
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 TARGETS = (
     "nearest_even",

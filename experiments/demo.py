@@ -21,8 +21,8 @@ from experiments import plots
 from experiments.data import Digits, digits
 from experiments.models import CNN, ResNet
 from experiments.training import History, Schedule, accuracy, one_hot, parameter_bytes, scores, train
+from qjax.contrib.lab.machine import machine
 from qjax.export.artifact import artifact_size
-from qjax.lab.machine import machine
 
 CONFIGURATIONS = {"W8A8": 8, "W4A4": 4, "W2A2": 2}
 EXACT = "W8A8"

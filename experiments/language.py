@@ -29,7 +29,7 @@ from orbax import checkpoint
 
 import qjax
 from experiments import language_cache
-from qjax.lab.machine import made_on
+from qjax.contrib.lab.machine import made_on
 
 LAYERS = "blocks/.*/(query|key|value|out|up|down)"
 FOUR = qjax.QSpec(bits=4, axis=-1, group_size=32)

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 import qjax
 from experiments.language import Block
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 FORMS = ("plain", "scan")
 REST = "rest"

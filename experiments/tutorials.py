@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 
 from experiments.notebooks import PAGES, RUNS, parts_of
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 TIME = re.compile(r"^\*It takes about .*\*$", flags=re.M)
 RARE_CAUSE = re.compile(r"^  \w+ \([^\n]*\), \d\d? codes by at most \d+: [^\n]*\n", flags=re.M)

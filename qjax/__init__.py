@@ -8,6 +8,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import qjax.contrib  # noqa: F401  # its parts register, and nothing else is imported
 from qjax.support.installed import conflict, own_folder
 from qjax.support.version import __version__ as __version__
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from qjax.api.explain import explain
     from qjax.api.workflow import convert, quantize, verify
     from qjax.comparison.compare import compare
-    from qjax.export.integer_graph import IntegerGraph, load, read
+    from qjax.contrib.importers import read
+    from qjax.contrib.keras.fit import load_keras, to_keras
+    from qjax.contrib.keras.module import from_keras
+    from qjax.export.integer_graph import IntegerGraph, load
     from qjax.layers.function import from_function
-    from qjax.layers.keras import from_keras
     from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     from qjax.support.compilation_cache import cache_compilations
     from qjax.support.errors import Unsupported
     from qjax.support.progress import show_progress
-    from qjax.training.keras import load_keras, to_keras
     from qjax.training.post_training import post_training
 
 
@@ -103,14 +105,14 @@ _HOMES = {
     "support.compilation_cache": ("cache_compilations",),
     "analysis.accumulators": ("accumulators",),
     "comparison.compare": ("compare",),
-    "export.integer_graph": ("IntegerGraph", "load", "read"),
+    "export.integer_graph": ("IntegerGraph", "load"),
     "api.exact": ("exact",),
     "api.explain": ("explain",),
     "lower": ("ConversionError",),
     "model.fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),
-    "layers.keras": ("from_keras",),
+    "contrib.keras.module": ("from_keras",),
     "layers.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
     "api.workflow": ("convert", "quantize", "verify"),
@@ -123,26 +125,27 @@ _HOMES = {
     "recipe.recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
     "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),
-    "training.keras": ("load_keras", "to_keras"),
+    "contrib.importers": ("read",),
+    "contrib.keras.fit": ("load_keras", "to_keras"),
     "training.post_training": ("post_training",),
 }
-"""Module -> the public names that live there; the other names of `__all__` are modules themselves."""
+"""Module -> the public names that live there; the other names of `__all__` are modules."""
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = (
-    "analysis",
-    "calibration",
-    "export",
-    "lab",
-    "layers",
-    "numerics",
-    "ops",
-    "profiles",
-    "reporting",
-    "targets",
-    "tracing",
-    "training",
-)
+_MODULES = {
+    "analysis": "analysis",
+    "calibration": "calibration",
+    "export": "export",
+    "lab": "contrib.lab",
+    "layers": "layers",
+    "numerics": "numerics",
+    "ops": "ops",
+    "profiles": "profiles",
+    "reporting": "reporting",
+    "targets": "targets",
+    "tracing": "tracing",
+    "training": "training",
+}
 
 _problem = conflict(own_folder())
 if _problem is not None:
@@ -153,7 +156,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"qjax.{_HOME[name]}"), name)
     elif name in _MODULES:
-        value = importlib.import_module(f"qjax.{name}")
+        value = importlib.import_module(f"qjax.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'qjax' has no attribute {name!r}")
     globals()[name] = value

@@ -29,9 +29,9 @@ from jax import lax
 
 import qjax
 from qjax import targets
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.c import to_files
-from qjax.export.read import tflite as reader
-from tests.export.read.tflite_models import File, Grid
+from tests.contrib.importers.tflite_models import File, Grid
 
 ROOT = pathlib.Path(__file__).parent.parent
 TABLE = pathlib.Path(__file__).with_suffix("").with_name("negative_statements.txt")

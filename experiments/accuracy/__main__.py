@@ -27,7 +27,7 @@ from experiments.accuracy.networks import TASKS, Task
 from experiments.accuracy.row import Row, keep, read
 from experiments.accuracy.taps import depthwise_by_taps
 from experiments.accuracy.train import accuracy, fit, scores, steps_of
-from qjax.lab.machine import made_on
+from qjax.contrib.lab.machine import made_on
 
 FLOAT_EPOCHS = {"fashion": 10, "digits": 60}
 

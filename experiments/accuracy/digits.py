@@ -24,7 +24,7 @@ import qjax
 from experiments.data import Digits, digits
 from experiments.models import CNN, MLP
 from experiments.training import Schedule, accuracy, one_hot, scores, train
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 MODELS: dict[str, Callable[..., Any]] = {"MLP": MLP, "CNN": CNN}
 BITS = (8, 4, 3, 2)

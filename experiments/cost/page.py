@@ -5,8 +5,8 @@ from pathlib import Path
 
 from experiments.cost.cases import CASES
 from experiments.cost.groups import COMPARED, REFERENCE, Row
+from qjax.contrib.lab.machine import made_on
 from qjax.export import files
-from qjax.lab.machine import made_on
 
 PAGE = """# What does each runtime's rounding cost?
 

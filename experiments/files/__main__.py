@@ -20,7 +20,7 @@ from pathlib import Path
 
 from experiments.files import page
 from experiments.files.row import Count, Row, described, run
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 
 def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]]:

@@ -1,1 +1,1 @@
-"""The rounding-bias lab: studies that predict first, measure then, and fail where the two part."""
+"""The rounding-bias contrib/lab: studies that predict first, measure then, and fail where the two part."""

@@ -13,7 +13,7 @@ from experiments.lab import accumulators_widths as widths
 from experiments.lab.accumulators_conclusion import conclusion
 from experiments.lab.accumulators_picture import draw
 from experiments.training import accuracy, scores
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 
 SIGMAS = (20, 24, 28, 32, 40, 48, 64, 96)
 """Standard deviations of int8 weights."""

@@ -20,7 +20,7 @@ from experiments.lab.depth_claims import (
     claims,
     targets_of,
 )
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 COLOURS = ("#3b6ea5", "#d08a2e", "#4b8f5a", "#a0498c")
 

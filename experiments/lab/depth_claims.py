@@ -9,7 +9,7 @@ import numpy as np
 import qjax
 from experiments.lab import chain_theory as theory
 from experiments.lab.chains import Drift, Quantized, quantized
-from qjax.lab.study import Prediction, Settings, binomial_band
+from qjax.contrib.lab.study import Prediction, Settings, binomial_band
 
 WIDTH = 128
 STRUCTURES = {

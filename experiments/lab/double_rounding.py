@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.data import digits
 from experiments.lab.digit_sums import Accumulators, distinct, quantized_digits
 from qjax import convert
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 from qjax.numerics import get_rule, requantize
 
 SHIFTS = tuple(range(13))

@@ -19,7 +19,7 @@ from experiments.lab.learned_networks import (
     theory,
 )
 from experiments.lab.rounding_theory import changed, decibels, points
-from qjax.lab.study import Prediction, Settings
+from qjax.contrib.lab.study import Prediction, Settings
 
 BIAS, ADA, BOTH = WAYS[1:]
 OUT_OF_REACH = "GRU"

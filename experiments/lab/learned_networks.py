@@ -17,7 +17,7 @@ from experiments.accuracy.networks import TASKS
 from experiments.accuracy.train import scores
 from experiments.lab.network_drift import FOLDER
 from experiments.lab.rounding_theory import Expected, Inputs, Rounded, decibels, expected, inputs_of, rounded
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 BITS = (4, 3, 2)
 WAYS = ("nearest", "bias correction", "AdaRound", "AdaRound, bias correction")

@@ -12,7 +12,7 @@ from experiments.data import Digits, digits
 from experiments.lab.roundings import OneLayer, patches, penalty
 from experiments.models import CNN
 from experiments.training import Schedule, accuracy, one_hot, scores, train
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 WAYS = ("nearest", "bias correction", "AdaRound", "AdaRound, bias correction")
 DRAWS = 1000

@@ -18,7 +18,7 @@ from experiments.accuracy.methods import SETTINGS, Start, calibrated
 from experiments.accuracy.networks import TASKS
 from experiments.accuracy.train import accuracy, fit
 from experiments.lab.network_drift import FOLDER
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 BITS = 4
 WIDTHS = (13, 11, 9)

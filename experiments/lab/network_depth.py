@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from experiments.lab.network_drift import EXAMPLES, FULL, QUICK, alone, end_to_end, prepared
 from experiments.lab.network_theory import Carried, carried, decisions, two_roundings
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 from qjax.graph.ir import Node
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
 
 TARGETS = ("double_round", "tflite_micro", "nvdla", "torch_fbgemm", "onnxruntime")
 """Two roundings; the same with TFLite's sums; fewer bits of scales; float32 products with float32 biases or without."""

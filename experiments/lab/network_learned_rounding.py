@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.lab.learned_claims import ADA, BIAS, LEVELS, UNEQUAL, at, claims, curves, every, float_points
 from experiments.lab.learned_networks import BITS, SEQUENCE, WAYS, network, outcome, paired, plan, ready
 from experiments.lab.rounding_theory import decibels
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 
 def predict(settings: Settings) -> list[Prediction]:

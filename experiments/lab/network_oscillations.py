@@ -19,7 +19,7 @@ from experiments.accuracy.methods import SETTINGS, Start, calibrated
 from experiments.accuracy.networks import TASKS
 from experiments.accuracy.train import accuracy, cross_entropy, fit, scores
 from experiments.lab.network_drift import FOLDER
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 BITS = ("W4A4", "W3A3")
 WAYS = ("plain", "damping", "freezing")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.lab.learned_networks import paired
 from experiments.lab.pooled_networks import POWERS, RULES, SMALL, Tally, counted, looked, mixed, names, prepared
 from experiments.lab.pooling_cases import chosen_targets, ties_of
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 TARGETS = tuple(sorted({name for op in RULES.values() for name in chosen_targets(op, False)} - {"nearest_even"}))
 """One for each formula of additions and of pools."""

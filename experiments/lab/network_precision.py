@@ -19,7 +19,7 @@ from experiments.lab.precision_outcomes import (
     forwards,
     trainings,
 )
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 
 def predict(settings: Settings) -> list[Prediction]:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab.stochastic_outcomes import WAYS, Inference, Plan, Trained, inference, trained
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 AT_INFERENCE = ("W8A8", "W4A4", "W3A3")
 IN_TRAINING = ("W4A4", "W2A2")

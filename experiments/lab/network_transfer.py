@@ -18,7 +18,7 @@ from experiments.accuracy.methods import SETTINGS, Start, learned
 from experiments.accuracy.networks import TASKS
 from experiments.accuracy.train import accuracy, cross_entropy, fit, steps_of
 from experiments.lab.network_drift import FOLDER
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 TARGET = "tflite_micro"
 BITS = ("W4A4", "W2A2")

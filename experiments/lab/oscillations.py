@@ -12,7 +12,7 @@ import qjax
 from experiments.data import Digits, digits
 from experiments.lab.oscillating import Separable, Way, toy_codes, tracked, train_tracked, turns
 from experiments.training import Schedule, accuracy, one_hot, scores, train
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 TARGETS = np.arange(1, 16) / 16
 RATE = 1 / 64

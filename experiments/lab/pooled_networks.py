@@ -18,7 +18,7 @@ from experiments.lab.exact_ties import exact, independent, kind_of, settled, tie
 from experiments.lab.network_drift import FOLDER
 from experiments.lab.pooling_cases import ties_of
 from experiments.models.small import ResidualBlock, ResNet
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 from qjax.run.stepwise import Runner
 
 RULES = {"additions": "add", "pools": "pool"}

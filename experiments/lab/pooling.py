@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab.pooling_cases import CASES, Case, chosen_targets, codes, exact, graph, rounded, ties_of
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 KINDS = {"pool": ("even", "up", "away", "away from code 0"), "add": ("even", "up", "away")}
 NOISY = {"pool 2x2, real-valued scale": "onnxruntime", "add, equal real-valued scales": "torch"}

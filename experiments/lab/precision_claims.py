@@ -19,7 +19,7 @@ from experiments.lab.precision_outcomes import (
     trainings,
 )
 from experiments.lab.trainer_forward import scales
-from qjax.lab.study import Prediction, Settings
+from qjax.contrib.lab.study import Prediction, Settings
 
 TERMS = {"ResNet": 144, "GRU": 64, "CNN on digits": 144}
 """Products in a typical sum."""

@@ -2,7 +2,7 @@
 
 import importlib
 
-from qjax.lab.study import Study
+from qjax.contrib.lab.study import Study
 
 STUDIES = (
     "ties",

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.lab.stochastic_network import Size, run_seed
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band, mean_band
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band, mean_band
 from qjax.numerics import QParams, QSpec, fake_quant, requantize, rounding_right_shift
 
 BITS = 4

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, mean_band
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table, mean_band
 from qjax.numerics import Multiplier, quantize_multiplier, requantize, rounding_right_shift
 
 SHIFTS = tuple(range(1, 13))

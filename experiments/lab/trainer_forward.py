@@ -9,7 +9,7 @@ from jax import lax
 
 from experiments.lab import precision_theory as theory
 from experiments.lab.machines import FLOAT32, MACHINES, Machine
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 from qjax.numerics import QParams, QSpec, effective_scale, fake_quant, fake_quant_codes, quantize, requantize
 
 TERMS = (16, 64, 256, 1024, 4096)

@@ -19,7 +19,7 @@ from experiments.lab.trainer_forward import (
     rows_in_order,
     scales,
 )
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 
 PUBLISHED = {"TF32": 0.009, "bfloat16": 0.06}
 """Share of wrong codes of classic fake quantization, as published."""

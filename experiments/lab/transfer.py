@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.lab.deployments import FineTuned, flips, squared
 from experiments.lab.transfer_claims import BITS, DOUBLE, SATURATING, Found, claims, gain
-from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
+from qjax.contrib.lab.study import Measurement, Prediction, Settings, Study, Table
 
 
 def predict(settings: Settings) -> list[Prediction]:

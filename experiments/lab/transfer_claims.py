@@ -21,7 +21,7 @@ from experiments.lab.deployments import (
     quantized_network,
     teacher,
 )
-from qjax.lab.study import Prediction, Settings
+from qjax.contrib.lab.study import Prediction, Settings
 
 BITS = (8, 4, 2)
 DOUBLE = "tflite_micro"

@@ -13,7 +13,7 @@ import qjax
 from experiments.accuracy.train import cross_entropy
 from experiments.learned_bits.row import Row
 from experiments.learned_bits.tasks import TASKS, Task, float_network, percent, price_at, split
-from qjax.export.emit.rtl import circuit_of
+from qjax.contrib.rtl import circuit_of
 from qjax.training import LearnedBits
 
 RECIPE = qjax.Recipe(

@@ -7,8 +7,8 @@ import numpy as np
 
 from experiments.learned_bits.row import Row
 from experiments.learned_bits.tasks import TASKS
+from qjax.contrib.lab.machine import made_on
 from qjax.export import files
-from qjax.lab.machine import made_on
 
 START, END = "<!-- learned bits -->", "<!-- /learned bits -->"
 

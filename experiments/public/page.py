@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from experiments.public.row import OTHER_SIZE, Row
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 COLUMNS = (
     "model",

@@ -8,7 +8,7 @@ from experiments.real.methods import METHODS
 from experiments.real.network import Network
 from experiments.real.rivals import STATIC
 from experiments.real.row import Row
-from qjax.lab.machine import machine
+from qjax.contrib.lab.machine import machine
 
 PAGE = """# How accurate are real networks before any training?
 

@@ -47,23 +47,12 @@ def command(live: bool) -> int:
     return DIFFERENT if problem is not None or different else 0
 
 
-_INSTALL = {
-    "executorch": "python -m pip install executorch",
-    "litert": 'python -m pip install "qjax-quant[tflite]"',
-    "onnx": 'python -m pip install "qjax-quant[onnx]"',
-    "tflite_micro": "python -m pip install --pre tflite-micro (Linux on x86-64; it has nightly builds only)",
-    "verilog": 'python -m pip install "qjax-quant[rtl]", and iverilog from the system\'s packages',
-    "c": "gcc or clang from the system's packages",
-}
-"""Module of a runtime -> how to install it; the extra `[all]` has those on PyPI with releases for every platform."""
-
-
 def install(name: str) -> str:
     """How to install a missing runtime, to be appended to its line."""
     from qjax.runtimes import RUNTIMES
 
-    cure = _INSTALL.get(RUNTIMES[name].module)
-    return "" if cure is None else f": {cure}"
+    cure = RUNTIMES[name].install
+    return f": {cure}" if cure else ""
 
 
 def versions(names: tuple[str, ...]) -> list[tuple[str, str]]:

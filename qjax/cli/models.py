@@ -3,10 +3,10 @@
 import os
 import stat
 
-from qjax import targets
+from qjax import read, targets
 from qjax.cli.errors import Refused, refusing
 from qjax.export import artifact
-from qjax.export.integer_graph import IntegerGraph, load, read
+from qjax.export.integer_graph import IntegerGraph, load
 
 _TFLITE = b"TFL3"
 SUFFIXES = (".qjax", ".onnx", ".tflite")

@@ -80,7 +80,7 @@ def command(
         raise click.UsageError(f"Give --runtime ({', '.join(RUNTIMES)}) or --expect PATH", click.get_current_context())
     if expect is not None and not files:
         raise Refused("--expect needs the inputs that its outputs belong to: qjax verify MODEL INPUT --expect PATH")
-    if style is not None and (runtime is None or RUNTIMES[runtime].module != "onnx"):
+    if style is not None and (runtime is None or RUNTIMES[runtime].module != "qjax.runtimes.onnx"):
         raise Refused("--style is for the runtimes that take an .onnx: onnxruntime, onnxruntime-plain, onnx-reference.")
     graph = open_model(model, target)
     if files:

@@ -15,7 +15,6 @@ from qjax import profiles, targets
 from qjax.assign.retarget import retarget
 from qjax.export import artifact, contents
 from qjax.export.emit import emit
-from qjax.export.read import read as read_file
 from qjax.graph import state as states
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.node_view import NodeView
@@ -352,25 +351,6 @@ def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
     """
     with stage("load"):
         return IntegerGraph(artifact.load(path, **limits))
-
-
-def read(path: str | os.PathLike[str], target: str | targets.Target | None = None, **options: Any) -> IntegerGraph:
-    """A pre-quantized .tflite or .onnx model as a graph like any other; see `qjax.export.read.read` for the options.
-
-    Args:
-      path: the file.
-      target: whose rounding the graph has; None: that of the file (if qjax wrote it), else the format's own runtime:
-        onnxruntime, tflite_reference.
-
-    Examples:
-      ```python
-      graph.emit("tflite", "model.tflite")  # or any quantized .tflite or .onnx file
-      again = qjax.read("model.tflite")
-      assert jnp.array_equal(again(x), graph(x))
-      ```
-    """
-    with stage("read"):
-        return IntegerGraph(read_file(path, target, **options))
 
 
 def _grid(tensor: Tensor) -> tuple[str, str]:

@@ -79,4 +79,4 @@ OF_REAL = {op.real: op for op in _ALL}
 """The same by the float operator."""
 
 METADATA = "qjax"
-"""The key of qjax's own JSON among a model's metadata_props; see `qjax.export.read.onnx.hints`."""
+"""The key of qjax's own JSON among a model's metadata_props; see `qjax.contrib.importers.onnx.hints`."""

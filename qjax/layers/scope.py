@@ -5,15 +5,14 @@ of its own class whose `__call__` opens the scope. Layers of `MARKED` also bind 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
 from qjax.layers import nnx_layers, normalization
-from qjax.layers.function import function_types
-from qjax.layers.keras import keras_types
+from qjax.layers.function import function_types, types_within
 from qjax.layers.linen import linen_types
 from qjax.tracing import SCOPE, Program
 
@@ -74,7 +73,7 @@ def module_types(model: nnx.Module, program: Program) -> dict[str, type]:
     Args:
       program: a trace of the model, which reveals the submodules of linen modules and the scopes of functions.
     """
-    types = {**linen_types(model), **function_types(model), **keras_types(model)}
+    types = {**linen_types(model), **function_types(model), **types_within(model, _own_types)}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Module):
             types.setdefault("/".join(str(part) for part in path), getattr(type(node), "qjax_base", type(node)))
@@ -83,6 +82,11 @@ def module_types(model: nnx.Module, program: Program) -> dict[str, type]:
             types[scope] = NamedScope
             scope = scope.rpartition("/")[0]
     return types
+
+
+def _own_types(node: Any) -> Mapping[str, type] | None:
+    """Path -> class of the layers that a module of another library has within it."""
+    return getattr(node, "qjax_types", None) if isinstance(node, nnx.Module) else None
 
 
 def _scopes(program: Program) -> set[str]:

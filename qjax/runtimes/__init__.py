@@ -1,6 +1,7 @@
 """Runtimes with which `qjax verify` compares: each loads what an emitter wrote, as a user's program would.
 
-A runtime is one entry here and one function `prepare` in a module of this package, which is imported on first use.
+A runtime is one entry here (`register_runtime` adds others) and one function `prepare` in a module that is imported on
+first use.
 """
 
 import dataclasses
@@ -16,39 +17,66 @@ Run = Callable[[Sequence[Any]], list[Any]]
 class Runtime:
     """One runtime.
 
-    module: of this package; `prepare(graph, folder, batch, mode, options) -> Run` writes the model into the folder and
+    module: its address; `prepare(graph, folder, batch, mode, options) -> Run` writes the model into the folder and
       loads it. mode: which of its engines. what: a description for the help.
     targets: the targets whose rounding it computes; of two, one is for AArch64 (NAME_arm). () means any target, because
-      the file itself determines the rounding.
+      the file itself determines the rounding. install: how to install it.
     """
 
     module: str
     mode: str
     what: str
     targets: tuple[str, ...] = ()
+    install: str = ""
 
+
+_LITERT = 'python -m pip install "qjax-quant[tflite]"'
+_ONNX = 'python -m pip install "qjax-quant[onnx]"'
+_MICRO = "python -m pip install --pre tflite-micro (Linux on x86-64; it has nightly builds only)"
+_GCC = "gcc or clang from the system's packages"
 
 RUNTIMES = {
-    "c": Runtime("c", "", "C99 compiled for this machine"),
-    "executorch": Runtime("executorch", "", "ExecuTorch's XNNPACK delegate on a .pte", ("executorch_xnnpack",)),
+    "c": Runtime("qjax.runtimes.c", "", "C99 compiled for this machine", install=_GCC),
     "litert": Runtime(
-        "litert", "AUTO", "LiteRT's default, XNNPACK, on a .tflite", ("tflite_xnnpack", "tflite_xnnpack_arm")
+        "qjax.runtimes.litert",
+        "AUTO",
+        "LiteRT's default, XNNPACK, on a .tflite",
+        ("tflite_xnnpack", "tflite_xnnpack_arm"),
+        _LITERT,
     ),
     "litert-optimized": Runtime(
-        "litert",
+        "qjax.runtimes.litert",
         "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
         "its optimised kernels",
         ("tflite_optimized_x86", "tflite_optimized_arm"),
+        _LITERT,
     ),
-    "litert-reference": Runtime("litert", "BUILTIN_REF", "its reference kernels", ("tflite_reference",)),
-    "onnx-reference": Runtime("onnx", "reference", "the interpreter of the ONNX specification"),
-    "onnxruntime": Runtime("onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default"),
-    "onnxruntime-plain": Runtime("onnx", "plain", "the same without its graph optimiser"),
-    "stablehlo": Runtime("stablehlo", "", "XLA on a file of jax.export"),
-    "tflite-micro": Runtime("tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn")),
-    "verilog": Runtime("verilog", "", "Icarus Verilog on the emitted Verilog"),
+    "litert-reference": Runtime(
+        "qjax.runtimes.litert", "BUILTIN_REF", "its reference kernels", ("tflite_reference",), _LITERT
+    ),
+    "onnx-reference": Runtime(
+        "qjax.runtimes.onnx", "reference", "the interpreter of the ONNX specification", install=_ONNX
+    ),
+    "onnxruntime": Runtime(
+        "qjax.runtimes.onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default", install=_ONNX
+    ),
+    "onnxruntime-plain": Runtime("qjax.runtimes.onnx", "plain", "the same without its graph optimiser", install=_ONNX),
+    "stablehlo": Runtime("qjax.runtimes.stablehlo", "", "XLA on a file of jax.export"),
+    "tflite-micro": Runtime(
+        "qjax.runtimes.tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn"), _MICRO
+    ),
 }
 """The runtimes by the name that the command line takes."""
+
+
+def register_runtime(name: str, runtime: Runtime) -> None:
+    """Add a runtime under a name.
+
+    Raises:
+      ValueError: another runtime has that name.
+    """
+    if RUNTIMES.setdefault(name, runtime) != runtime:
+        raise ValueError(f"register_runtime: expected a new name, got {name!r}, which {RUNTIMES[name].module} has.")
 
 
 def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, Any]) -> Run:
@@ -63,7 +91,7 @@ def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, A
         install it.
     """
     runtime = RUNTIMES[name]
-    module = importlib.import_module(f"qjax.runtimes.{runtime.module}")
+    module = importlib.import_module(runtime.module)
     return module.prepare(graph, folder, batch, runtime.mode, options)
 
 

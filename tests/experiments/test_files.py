@@ -7,7 +7,7 @@ import pytest
 from experiments.files import __main__ as command
 from experiments.files import page
 from experiments.files.row import Count, Row, described
-from tests.export.read.tflite_models import File, Grid, Models
+from tests.contrib.importers.tflite_models import File, Grid, Models
 from tests.ops.test_lstm import model as recurrent
 
 

@@ -9,18 +9,18 @@ import pytest
 import qjax
 from qjax import targets
 from qjax.assign.overflow import bounds
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.stablehlo import to_bytes as to_stablehlo
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read import tflite as reader
-from qjax.export.read.errors import ReadError
+from qjax.export.read_errors import ReadError
 from qjax.graph.ir import Graph
 from qjax.numerics.lstm import LSTM_METHODS, exact_table, gemmlowp_table
 from qjax.run.interpreter import Interpreter
+from tests.contrib.importers.tflite_models import File, Grid
 from tests.export.emit import c_build
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 from tests.export.emit.tflite_runtimes import MODES, RESOLVERS
-from tests.export.read.tflite_models import File, Grid
 
 CALLS = 4
 PLACES = 24

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from qjax import targets
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read import tflite as reader
-from qjax.export.read.errors import ReadError
+from qjax.export.read_errors import ReadError
 from qjax.graph.ir import Graph
 from qjax.numerics.interpolation import RESIZE_METHODS, Grid, interpolation
 from qjax.run.interpreter import Interpreter
+from tests.contrib.importers import tflite_models as models
 from tests.export.emit import c_build
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 from tests.export.emit.tflite_runtimes import MODES, litert, micro
-from tests.export.read import tflite_models as models
 
 CORNERS, HALF = ({"alignCorners": True}, {"halfPixelCenters": True})
 SIZES = (

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from qjax.assign.overflow import bounds
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.stablehlo import to_bytes as to_stablehlo
-from qjax.export.read import tflite as reader
-from qjax.export.read.errors import ReadError
+from qjax.export.read_errors import ReadError
 from qjax.run.interpreter import Interpreter
+from tests.contrib.importers.tflite_models import File, Grid
 from tests.export.emit import c_build
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 from tests.export.emit.tflite_runtimes import MODES
-from tests.export.read.tflite_models import File, Grid
 from tests.ops.test_lstm import by_graph, by_runtime, inputs_for
 
 

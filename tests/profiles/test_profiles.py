@@ -58,7 +58,7 @@ def test_a_network_that_passes(name, tmp_path):
             graph.emit(profile.format, tmp_path / "model", profile=name)
         return
     if profile.format == "pte":
-        return  # tests/export/emit/test_oracle_pte.py writes and runs it
+        return  # tests/contrib/executorch/test_oracle_pte.py writes and runs it
     path = tmp_path / f"model.{profile.format}"
     graph.emit(profile.format, path)
     assert check_file(path.read_bytes(), name).operators == verdict.operators

@@ -301,7 +301,7 @@ def test_training_trades_bits_for_loss():
 @pytest.mark.exhaustive
 def test_a_circuit_has_less_logic():
     pytest.importorskip("alkaid", reason="alkaid has wheels for x86-64 Linux and ARM macOS only")
-    from qjax.export.emit import rtl
+    from qjax.contrib import rtl
 
     made = learner(Dense(), POWERS, X)
     before = rtl.circuit_of(qjax.convert(_evaluation(made.qmodel), X).ir).logic.cost

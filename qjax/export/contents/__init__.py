@@ -12,8 +12,6 @@ from qjax import ops
 from qjax.assign.retarget import retarget
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
-from qjax.export.emit.pte import FORM
-from qjax.export.read import sniffed
 from qjax.graph.ir import Graph
 from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
 from qjax.support.errors import Problems, Unsupported
@@ -21,8 +19,16 @@ from qjax.support.errors import Problems, Unsupported
 PROFILE = "profile"
 """The metadata key of a graph that stores the name of its profile."""
 
+PTE_FORM: Mapping[str, Any] = {"style": "qdq", "portable": "floats"}
+"""The emitter's options for the ONNX model that a .pte is made of."""
+
 BLIND = "uncalibrated"
 """The metadata key of a graph that stores the names of quantizers whose calibration data were a single number."""
+
+
+def detect_format(data: bytes) -> str:
+    """The format of a file by its content: bytes 4 to 8 identify a .tflite file; anything else is tried as ONNX."""
+    return "tflite" if data[4:8] == b"TFL3" else "onnx"
 
 
 def check_file(data: bytes, profile: str | Profile) -> Verdict:
@@ -31,7 +37,7 @@ def check_file(data: bytes, profile: str | Profile) -> Verdict:
     Raises:
       ReadError: the file is damaged. ValueError: an unknown profile, or a file of another format than its own.
     """
-    known, format = get(profile), sniffed(data)
+    known, format = get(profile), detect_format(data)
     if format != _judged(known):
         raise ValueError(
             f"profile {known.name!r}: expected a .{_judged(known)} file, got .{format}. Read it and check the graph: "
@@ -84,7 +90,7 @@ def operators_of_graph(
         return [], islands.found
     reader = _reader(_judged(profile))
     if profile.format == "pte":
-        options = {**options, **FORM}
+        options = {**options, **PTE_FORM}
     if profile.format == "tflite":
         data, problems = tflite_emitter.attempt(graph, **options)
         return (reader.operators_of_bytes(data) if data else []), problems.found

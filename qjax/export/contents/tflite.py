@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from qjax.export import document
-from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema.file import METADATA
+from qjax.export.tflite_schema.model import FileTensor, Model, parse
 from qjax.profiles import PARAMETERS, Operator, Tensor
 
 _WEIGHTS: Mapping[str, tuple[int, int | None]] = {

@@ -15,7 +15,7 @@ from experiments.lab.accumulators_training import NARROW, Run, schedule_rows
 from experiments.lab.accumulators_widths import Widths, pairs, under_widths
 from experiments.models import MLP
 from experiments.training import Schedule
-from qjax.lab.study import Settings, binomial_band
+from qjax.contrib.lab.study import Settings, binomial_band
 
 
 def test_share_of_clamped_pairs_by_counting_all_of_them():

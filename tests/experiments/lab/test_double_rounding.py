@@ -9,7 +9,7 @@ from flax import nnx
 import qjax
 from experiments.lab import double_rounding as study
 from experiments.lab.digit_sums import distinct
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 from qjax.numerics import quantize_multiplier
 
 

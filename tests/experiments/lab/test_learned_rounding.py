@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.lab.learned_rounding import STUDY
 from experiments.lab.roundings import OneLayer, patches, penalty
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 
 def layer_of(rng, channels=2):

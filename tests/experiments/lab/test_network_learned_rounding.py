@@ -11,7 +11,7 @@ from experiments.accuracy.train import scores
 from experiments.lab import learned_claims, learned_networks, network_learned_rounding
 from experiments.lab import rounding_theory as theory
 from experiments.models.small import MLP
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 
 def layer_of(rng, inputs=6, channels=3):

@@ -12,7 +12,7 @@ from experiments.accuracy.data import Data
 from experiments.lab import exact_ties, network_pooling, pooled_networks
 from experiments.lab import pooling_cases as cases
 from experiments.models.small import ResNet
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 BY_NAME = {case.name: case for case in cases.CASES}
 

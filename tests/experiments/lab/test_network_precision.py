@@ -14,7 +14,7 @@ from experiments.lab.machine_forward import scores_on
 from experiments.lab.machines import BFLOAT16, FLOAT32, TF32
 from experiments.lab.precision_outcomes import Compared, Forwards, Trained, compared
 from experiments.models.small import CNN
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 
 def quantized(model, x):

@@ -9,7 +9,7 @@ import qjax
 from experiments.accuracy.methods import Setting
 from experiments.lab import network_stochastic, stochastic_outcomes
 from experiments.models.small import MLP
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 LABELS = np.array([0, 1, 0, 1])
 RIGHT = np.eye(2, dtype=np.float32)[LABELS]

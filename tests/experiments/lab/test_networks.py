@@ -15,7 +15,7 @@ from experiments.lab import (
     network_transfer,
 )
 from experiments.models.small import CNN
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 IMAGES = np.random.default_rng(0).standard_normal((64, 8, 8, 1)).astype(np.float32)
 

@@ -10,7 +10,7 @@ from flax import nnx
 import qjax
 from experiments.lab.oscillating import Separable, Way, toy_codes, tracked, train_tracked, turns
 from experiments.lab.oscillations import STUDY
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ import pytest
 import qjax
 from experiments.lab import pooling
 from experiments.lab import pooling_cases as cases
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 BY_NAME = {case.name: case for case in cases.CASES}
 

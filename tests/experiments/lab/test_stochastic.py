@@ -8,7 +8,7 @@ from flax import nnx
 import qjax
 from experiments.lab import stochastic as study
 from experiments.lab.stochastic_network import StochasticTraining
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 
 def test_variance_of_the_squared_error() -> None:

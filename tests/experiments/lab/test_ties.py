@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.lab import ties
-from qjax.lab.study import Settings
+from qjax.contrib.lab.study import Settings
 
 HALF = Fraction(1, 2)
 EXACT = {

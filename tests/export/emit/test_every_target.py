@@ -19,9 +19,9 @@ from jax import export
 from qjax import ops, targets
 from qjax.assign import assign
 from qjax.assign.retarget import stated
+from qjax.contrib.importers.onnx.written_by_qjax import read
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
-from qjax.export.read.onnx.written_by_qjax import read
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.unsupported import ConversionError

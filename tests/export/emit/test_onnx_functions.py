@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qjax import ops, targets
+from qjax.contrib.importers.onnx import written_by_qjax
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.functions import leaky_slope
-from qjax.export.read.onnx import written_by_qjax
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression

@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
+from qjax.contrib.importers.onnx import written_by_qjax
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.integer import STYLE
-from qjax.export.read.onnx import written_by_qjax
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import Named, of_kinds, of_operations, of_targets
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing, element_types

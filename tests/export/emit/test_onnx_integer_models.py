@@ -9,9 +9,9 @@ from flax import nnx
 
 import qjax
 from qjax.assign.retarget import retarget
+from qjax.contrib.importers.onnx import written_by_qjax
 from qjax.export.emit.onnx import emit, to_model
-from qjax.export.read.errors import ReadError
-from qjax.export.read.onnx import written_by_qjax
+from qjax.export.read_errors import ReadError
 from qjax.graph.ir import Graph
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing
 from tests.export.graphs import differences

@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.contrib.importers.onnx import written_by_qjax
 from qjax.export import document
 from qjax.export.emit.onnx import integer, tensors
-from qjax.export.read.errors import ReadError
-from qjax.export.read.onnx import written_by_qjax
+from qjax.export.read_errors import ReadError
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.test_c_loops import CHAINS
 from tests.run.test_find_loops import Both, Recurrent, Stack, converted, recurrent

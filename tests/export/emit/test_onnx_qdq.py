@@ -18,8 +18,8 @@ from conformance.single import graph_of
 from qjax import targets
 from qjax.assign import assign
 from qjax.assign.retarget import stated
+from qjax.contrib.importers import read_graph as read
 from qjax.export.emit.onnx import emit, to_model
-from qjax.export.read import read
 from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph, Node
 from qjax.run.interpreter import Interpreter

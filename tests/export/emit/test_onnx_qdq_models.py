@@ -13,9 +13,9 @@ import qjax
 from conformance import cases
 from conformance.single import graph_of
 from qjax import targets
+from qjax.contrib.importers import read_graph as read
 from qjax.export.emit.onnx import to_model
-from qjax.export.read import read
-from qjax.export.read.errors import ReadError
+from qjax.export.read_errors import ReadError
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Tensor
 from tests.export.emit.onnx_networks import (

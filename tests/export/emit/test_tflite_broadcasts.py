@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read import tflite as reader
-from qjax.export.read.tflite.model import parse
+from qjax.export.tflite_schema.model import parse
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, TARGETS, litert, micro, random_codes

@@ -10,9 +10,9 @@ import qjax
 from conformance.cpu import is_this
 from qjax import Dynamic, Recipe
 from qjax.assign.retarget import retarget
+from qjax.contrib.importers.tflite import read
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read.errors import ReadError
-from qjax.export.read.tflite import read
+from qjax.export.read_errors import ReadError
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.dynamic_graphs import KINDS, product, rows

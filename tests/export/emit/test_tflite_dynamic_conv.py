@@ -10,9 +10,9 @@ from flax import nnx
 import qjax
 from qjax import Dynamic, QSpec, Recipe, targets
 from qjax.assign import assign
+from qjax.contrib.importers.tflite import read
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read.errors import ReadError
-from qjax.export.read.tflite import read
+from qjax.export.read_errors import ReadError
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.export.tflite_schema.layouts import same_padding
 from qjax.graph.ir import Graph, Node, Quantization, Tensor

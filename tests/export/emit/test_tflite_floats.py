@@ -8,15 +8,15 @@ import pytest
 
 import qjax
 from qjax import targets
+from qjax.contrib.importers import tflite
+from qjax.contrib.importers.onnx import written_by_qjax
 from qjax.export import artifact
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.read import tflite
-from qjax.export.read.onnx import written_by_qjax
 from qjax.numerics.affine import dequantize
+from tests.contrib.importers.tflite_models import File, Grid
 from tests.export.emit import tflite_runtimes
-from tests.export.read.tflite_models import File, Grid
 
 SIZES = (1, 7, 8, 9, 640, 2999, 3013)
 

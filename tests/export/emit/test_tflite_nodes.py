@@ -10,8 +10,8 @@ import pytest
 from qjax import targets
 from qjax.assign import assign
 from qjax.assign.retarget import stated
+from qjax.contrib.importers import tflite as reader
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.read import tflite as reader
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.run.interpreter import Interpreter
