@@ -26,7 +26,7 @@ from qjax.lab.machine import machine
 def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]]:
     """(repository, its folder, file) for every different file of codes, and how many were left out, by reason."""
     found: list[tuple[str, Path, Path]] = []
-    reasons: list[str] = ["for an Edge TPU", "of floats", "the same as another", "that cannot be parsed"]
+    reasons: list[str] = ["for an Edge TPU", "float models", "duplicates", "that cannot be parsed"]
     left = dict.fromkeys(reasons, 0)
     seen: set[str] = set()
     for path in sorted(folder.glob("*/*/**/*.tflite")):
@@ -38,9 +38,9 @@ def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]
         elif path.name.endswith("_edgetpu.tflite"):
             left["for an Edge TPU"] += 1
         elif not known[2]:
-            left["of floats"] += 1
+            left["float models"] += 1
         elif digest in seen:
-            left["the same as another"] += 1
+            left["duplicates"] += 1
         else:
             found.append((root.relative_to(folder).as_posix(), root, path))
         seen.add(digest)
