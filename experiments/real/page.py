@@ -130,7 +130,10 @@ def _steps(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
 def page(networks: Sequence[Network], rows: Sequence[Row]) -> str:
     """The page; networks and rows in the order in which they are shown."""
     tables: list[str] = []
-    facts = ["| | weights | calibration examples | test examples | largest difference to the original |", "| --- | --- | ---: | ---: | ---: |"]
+    facts = [
+        "| | weights | calibration examples | test examples | largest difference to the original |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
     for network in networks:
         mine = [row for row in rows if row.network == network.name]
         known = {row.method: row for row in mine if row.setting == "float"}
