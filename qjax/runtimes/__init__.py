@@ -37,13 +37,15 @@ RUNTIMES = {
     "litert-optimized": Runtime(
         "litert",
         "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-        "its optimised kernels",
+        "LiteRT's optimised kernels on a .tflite",
         ("tflite_optimized_x86", "tflite_optimized_arm"),
     ),
-    "litert-reference": Runtime("litert", "BUILTIN_REF", "its reference kernels", ("tflite_reference",)),
+    "litert-reference": Runtime(
+        "litert", "BUILTIN_REF", "LiteRT's reference kernels on a .tflite", ("tflite_reference",)
+    ),
     "onnx-reference": Runtime("onnx", "reference", "the interpreter of the ONNX specification"),
     "onnxruntime": Runtime("onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default"),
-    "onnxruntime-plain": Runtime("onnx", "plain", "the same without its graph optimiser"),
+    "onnxruntime-plain": Runtime("onnx", "plain", "ONNX Runtime's CPU provider without its graph optimiser"),
     "stablehlo": Runtime("stablehlo", "", "XLA on a file of jax.export"),
     "tflite-micro": Runtime("tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn")),
     "verilog": Runtime("verilog", "", "Icarus Verilog on the emitted Verilog"),
