@@ -83,24 +83,24 @@ def table_of(rows: list[Row]) -> Table:
 PAGE = """# Published architectures, converted
 
 `python -m experiments.architectures --page docs/architectures.md` wrote this page. The models are in
-`experiments/models`: plain Flax, as their authors or users write them, without any knowledge of qjax.
+`experiments/models`: plain Flax, as their authors or users would write them, with no code for qjax.
 
 - Each model is built {size} and quantized with `qjax.Recipe({recipe})`.
-- It is calibrated on {count} random batches and trained for {steps} steps of Adam towards random outputs.
+- It is then calibrated on {count} random batches and trained for {steps} steps of Adam towards random outputs.
   Every loss is finite.
-- It is converted to integers and compared.
+- It is converted to integers, and the graph is compared with the fake-quantized and the exact forward.
 
 | column | meaning |
 | --- | --- |
-| equations | of the model's own jaxpr in evaluation mode |
-| nodes | of the integer graph |
-| float nodes | nodes that are not integer |
-| codes | codes of all nodes that were compared |
-| fake-quant: differ | those that the float32 training forward computes differently from the same input codes |
+| equations | number of equations of the model's own jaxpr in evaluation mode |
+| nodes | number of nodes of the integer graph |
+| float nodes | nodes whose output is not integer |
+| codes | codes that were compared, over all nodes |
+| fake-quant: differ | codes that the float32 training forward computes differently from the same input codes |
 | by at most | the largest of these differences, in steps |
 | outputs | output values that were compared |
 | exact: differ | outputs that differ between `qjax.exact` and the graph |
-| convert, s | processor time of the conversion, all threads together |
+| convert, s | processor time of the conversion, over all threads |
 | compile exact, s | processor time of the first call of the exact forward inside `jit` |
 | peak MB | of the whole process, including JAX and XLA's compiler |
 

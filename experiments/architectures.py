@@ -234,13 +234,13 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m experiments.architectures", description=__doc__)
     made.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(ARCHITECTURES)}")
-    made.add_argument("--full", action="store_true", help="the published sizes: hours and many gigabytes")
-    made.add_argument("--steps", type=int, default=3, help="of quantization-aware training")
-    made.add_argument("--batches", type=int, default=2, help="for calibration and for the comparison")
-    made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
-    made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there, and take those that are there")
-    made.add_argument("--page", type=Path, help="write the table there, as Markdown")
-    made.add_argument("--verbose", action="store_true", help="also the table of every node, or the whole error")
+    made.add_argument("--full", action="store_true", help="use the published sizes; takes hours and many gigabytes")
+    made.add_argument("--steps", type=int, default=3, help="steps of quantization-aware training")
+    made.add_argument("--batches", type=int, default=2, help="batches for calibration and for the comparison")
+    made.add_argument("--target", default="nearest_even", help="the target whose rounding the integers follow")
+    made.add_argument("--rows", type=Path, metavar="FOLDER", help="store every row there, and reuse stored rows")
+    made.add_argument("--page", type=Path, help="write the table to this file, as Markdown")
+    made.add_argument("--verbose", action="store_true", help="also print the table of every node, or the whole error")
     made.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     return made
 

@@ -41,13 +41,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="NAME", help=", ".join(METHODS))
     made.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), metavar="WnAm")
     made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--epochs", type=int, help="of the quantized training; 10, or 60 for digits")
-    made.add_argument("--validate", action="store_true", help="judge by training images that are held out")
-    made.add_argument("--folder", type=Path, default=Path("out/accuracy"), help="where the float models are kept")
-    made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
-    made.add_argument("--page", type=Path, metavar="FILE", help="write the tables there, as Markdown")
-    made.add_argument("--known", action="store_true", help="make no row: only show those of --rows")
-    made.add_argument("--verbose", action="store_true", help="also the traceback of what fails")
+    made.add_argument("--epochs", type=int, help="epochs of the quantized training: 10, or 60 for digits")
+    made.add_argument("--validate", action="store_true", help="evaluate on held-out training images")
+    made.add_argument("--folder", type=Path, default=Path("out/accuracy"), help="folder of the float models")
+    made.add_argument("--rows", type=Path, metavar="FILE", help="store every row there, and compute only missing ones")
+    made.add_argument("--page", type=Path, metavar="FILE", help="write the tables to this file, as Markdown")
+    made.add_argument("--known", action="store_true", help="compute no row, only show those of --rows")
+    made.add_argument("--verbose", action="store_true", help="also print the traceback of every failure")
     return made
 
 

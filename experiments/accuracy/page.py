@@ -13,9 +13,9 @@ from qjax.export import files
 
 PAGE = """# How accurate are networks after quantized training?
 
-Give few bits only to the operands of products, `Recipe(other_bits=8, first_last_bits=8)`, and train ten epochs from
+Give few bits only to the operands of products, `Recipe(other_bits=8, first_last_bits=8)`, and train for ten epochs from
 the float weights. The table shows how far the best integer graph then is from the float network, in percentage points,
-and which method produced it. If methods have different numbers of seeds, only those with the most are compared.
+and which method produced it. Only the methods with the largest number of seeds are compared.
 
 {answer}
 
@@ -28,40 +28,40 @@ and which method produced it. If methods have different numbers of seeds, only t
 1. Calibrate, and stop if that is good enough.
 2. Train with [`qjax.training.optimizer`](how-to/train.md) from the float weights.
 3. At 4 bits and fewer set `other_bits=8`, so that only products have few bits and everything between them has 8.
-4. Keep the first and the last layer at 8 bits: `first_last_bits=8`.
-5. At 4 bits and fewer let the float network [teach](how-to/train.md#distillation).
+4. Keep the first and the last layer at 8 bits with `first_last_bits=8`.
+5. At 4 bits and fewer [distill](how-to/train.md#distillation) from the float network.
 
 ## Tables
 
 `make accuracy ARGS="--rows experiments/results/accuracy.jsonl --page docs/accuracy-trained.md"` makes this page. It
-computes the rows that the file lacks, and with `--known` none. `--networks`, `--methods`, `--settings` and `--seeds`
-choose rows. The tables below list the seconds of each row.
+first computes the rows that the file lacks, unless you pass `--known`. `--networks`, `--methods`, `--settings` and
+`--seeds` choose rows. The tables below list the seconds of each row.
 
-Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network,
-with the same data, order of batches, epochs and batch size. The last epoch counts, and nothing is selected on the test
-images.
+Fashion-MNIST has 60,000 training images and 10,000 test images. Every method starts from the same trained float
+network, with the same data, order of batches, epochs and batch size. Results are those of the last epoch, so nothing is
+selected on the test images.
 
-- Cells are points: accuracy minus the float network's, in percentage points. With several seeds the cell is the mean
-  and its standard error.
-- If the method produces an integer graph, the cell is the graph's.
+- A cell is the accuracy minus the float network's, in percentage points. With several seeds it is the mean with its
+  standard error.
+- If the method produces an integer graph, the cell is the result of that graph.
 - The first and the last layer have 8 bits. Weights of 2 bits are ternary.
 - "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`, which gives the setting's bits only to
   the inputs and weights of convolutions and dense layers.
-- "Distilled" has half of the loss on the labels, and half on the float network's probabilities.
-- Brevitas and qwix keep every tensor in float that no layer reads. Brevitas produces no integer graph here.
-- "float, trained on" is the control: the float network after the same further epochs.
+- "Distilled" takes half of its loss from the labels and half from the float network's probabilities.
+- Brevitas and qwix quantize only tensors that a layer reads. Brevitas produces no integer graph here.
+- "float, trained on" is the control, which trains the float network for as many further epochs.
 - Machines sum floats in different orders, so the float network of a seed differs between them. Points are relative to
   the float network of the same machine.
-- If a network has two tables, the second is a short training of every method (`--epochs 2`), and the first a long one
-  of a few.
+- If a network has two tables, the first shows a long training of a few methods, and the second a short training of all
+  methods (`--epochs 2`).
 
 {tables}
 ## Details
 
 - **graph**: points of the integer graph.
-- **decisions**: test images for which graph and trained model choose different classes, for the worst seed.
-- **seconds**: duration of the quantized training and the test. Do not compare them, because other work ran on some
-  machines.
+- **decisions**: number of test images that the graph and the trained model classify differently, for the worst seed.
+- **seconds**: duration of the quantized training and the test. They are not comparable, because some machines did other
+  work at the same time.
 
 {details}
 {machines}
@@ -159,7 +159,7 @@ def _floats(rows: Sequence[Row]) -> str:
 def _control(rows: Sequence[Row]) -> str:
     """What the float network gains by as many epochs."""
     control = [row.points for row in rows if row.method == "float, trained on" and row.points is not None]
-    return f" Trained on: {_mean(control)} points." if control else ""
+    return f" Float, trained on: {_mean(control)} points." if control else ""
 
 
 def text(rows: Sequence[Row]) -> str:

@@ -26,7 +26,7 @@ from qjax.contrib.lab.machine import machine
 def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]]:
     """(repository, its folder, file) for every different file of codes, and how many were left out, by reason."""
     found: list[tuple[str, Path, Path]] = []
-    reasons: list[str] = ["for an Edge TPU", "of floats", "the same as another", "that cannot be parsed"]
+    reasons: list[str] = ["for an Edge TPU", "float models", "duplicates", "that cannot be parsed"]
     left = dict.fromkeys(reasons, 0)
     seen: set[str] = set()
     for path in sorted(folder.glob("*/*/**/*.tflite")):
@@ -38,9 +38,9 @@ def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]
         elif path.name.endswith("_edgetpu.tflite"):
             left["for an Edge TPU"] += 1
         elif not known[2]:
-            left["of floats"] += 1
+            left["float models"] += 1
         elif digest in seen:
-            left["the same as another"] += 1
+            left["duplicates"] += 1
         else:
             found.append((root.relative_to(folder).as_posix(), root, path))
         seen.add(digest)
@@ -67,11 +67,11 @@ def main(argv: list[str] | None = None) -> list[Row]:
     command = argparse.ArgumentParser(
         prog="python -m experiments.files", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("folder", type=Path, help="holds OWNER/NAME with the files of repositories")
-    command.add_argument("--only", help="files whose path contains this text")
-    command.add_argument("--rows", type=Path, metavar="FOLDER", help="keep rows there, and take those that are there")
-    command.add_argument("--jobs", type=int, default=1, help="files at once")
-    command.add_argument("--page", type=Path, help="write the table there, as Markdown")
+    command.add_argument("folder", type=Path, help="contains checkouts of repositories as OWNER/NAME")
+    command.add_argument("--only", help="only files whose path contains this text")
+    command.add_argument("--rows", type=Path, metavar="FOLDER", help="store rows there, and reuse stored rows")
+    command.add_argument("--jobs", type=int, default=1, help="number of files in parallel")
+    command.add_argument("--page", type=Path, help="write the table to this file, as Markdown")
     args = command.parse_args(argv)
     found, left = files_of(args.folder)
     chosen = [each for each in found if args.only is None or args.only in str(each[2])]

@@ -8,23 +8,23 @@ COLUMNS = ("file", "inputs", "operators", "nodes", "reference", "XNNPACK", "Micr
 
 PAGE = """# Public files, read unchanged
 
-`python -m experiments.files FOLDER --page {path}` wrote this page. FOLDER holds checkouts of the repositories below as
-OWNER/NAME; `python -m experiments.files --help` shows how to make it. The files were quantized by others, without any
-knowledge of qjax.
+`python -m experiments.files FOLDER --page {path}` wrote this page. FOLDER contains checkouts of the repositories
+below as OWNER/NAME; `python -m experiments.files --help` explains how to make it. The files were quantized by other
+projects with their own tools.
 
 {summary}
 
 | column | meaning |
 | --- | --- |
-| nodes | of the integer graph |
-| reference | codes of all tensors that differ from LiteRT's reference kernels, of those compared, in three calls |
-| XNNPACK | the same for the outputs and LiteRT's default |
-| Micro | the same for the outputs and TFLite Micro |
-| C | outputs of the emitted C that differ from the graph's, of one call |
-| ONNX | outputs of the graph retargeted to ONNX Runtime that differ there, as an .onnx file |
+| nodes | number of nodes of the integer graph |
+| reference | codes of any tensor that differ from LiteRT's reference kernels, of those compared in three calls |
+| XNNPACK | the same for output codes and LiteRT's default kernels |
+| Micro | the same for output codes and TFLite Micro |
+| C | output codes of the emitted C that differ from the graph's, in one call |
+| ONNX | output codes of the graph retargeted to ONNX Runtime that differ when that runtime runs the .onnx file |
 
-A file marked "(part)" was read up to some tensors with `outputs=`, because what follows has no integers.
-A dash means that there is nothing to compare; the second table of a repository says why. {left}
+A file marked "(part)" was read up to some tensors with `outputs=`, because what follows them has no integer form.
+A dash means that there is nothing to compare; the second table of a repository explains why. {left}
 
 {tables}
 {machine}

@@ -1,14 +1,14 @@
-"""Models that others wrote, unchanged, all the way to integers: `python -m experiments.public`.
+"""Converts unchanged models of other projects to integers: `python -m experiments.public`.
 
 Every model is quantized, calibrated and converted with the inputs and outputs that it has. The integer graph runs at
 two batch sizes and is compared with `qjax.exact` and, node by node, with the fake-quantized model. Weights and data
-are random, sizes are small: this is about which programs convert, and with which bits.
+are random and sizes are small, because the question is which programs convert, and with which bits.
 
 The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
 github.com/google/flax: `--examples FOLDER/examples`. The language models of google-tunix need
 `pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. Those of bonsai need a checkout of
 github.com/jax-ml/bonsai: `--bonsai FOLDER`; those of Scenic one of github.com/google-research/scenic: `--scenic
-FOLDER`. MaxText and FlaxDiff need `pip install maxtext flaxdiff`. What is missing is left out, and the page says so.
+FOLDER`. MaxText and FlaxDiff need `pip install maxtext flaxdiff`. The page lists the collections that are missing.
 """
 
 import argparse
@@ -109,17 +109,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m experiments.public", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
+    made.add_argument("--only", nargs="+", metavar="NAME", help="only these models; `--list` shows the names")
     made.add_argument("--list", action="store_true", help="list the models' names")
     made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help=f"only these; else {', '.join(DEFAULT)}")
-    made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
+    made.add_argument("--examples", type=Path, metavar="FOLDER", help="the examples in a checkout of google/flax")
     made.add_argument("--bonsai", type=Path, metavar="FOLDER", help="a checkout of jax-ml/bonsai")
     made.add_argument("--scenic", type=Path, metavar="FOLDER", help="a checkout of google-research/scenic")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
-    made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
-    made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there; repeat only what failed")
-    made.add_argument("--page", type=Path, help="write the table there, as Markdown")
-    made.add_argument("--verbose", action="store_true", help="also every warning, and the whole message of what fails")
+    made.add_argument("--target", default="nearest_even", help="the target whose rounding the integers follow")
+    made.add_argument("--rows", type=Path, metavar="FOLDER", help="store every row there, and repeat only failed ones")
+    made.add_argument("--page", type=Path, help="write the table to this file, as Markdown")
+    made.add_argument("--verbose", action="store_true", help="also print every warning, and failures in full")
     made.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     return made
 

@@ -21,19 +21,19 @@ COLUMNS = (
 
 PAGE = """# Public models, converted unchanged
 
-`python -m experiments.public --page {path}{options}` wrote this page. The models were written by others, without any
-knowledge of qjax, and were not changed. They are small and have random weights. Each is quantized with
+`python -m experiments.public --page {path}{options}` wrote this page. The models come from other projects, which
+did not write them for qjax, and are used unchanged. They are small and have random weights. Each is quantized with
 `qjax.Recipe()`, calibrated on two batches and converted, with its own inputs and outputs.
 
 | column | meaning |
 | --- | --- |
-| nodes | of the integer graph |
-| float nodes | nodes that are not integer |
-| codes | codes of all nodes that were compared |
-| fake-quant: differ | those that the float32 training forward computes differently from the same input codes |
+| nodes | number of nodes of the integer graph |
+| float nodes | nodes whose output is not integer |
+| codes | codes that were compared, over all nodes |
+| fake-quant: differ | codes that the float32 training forward computes differently from the same input codes |
 | outputs | output values that were compared, for a batch of {size} examples |
-| exact: differ | outputs of `qjax.exact`, or of the first examples alone, that differ from the graph's{without} |
-| cosine | between the outputs of the graph and of the float model, the smallest of several |
+| exact: differ | outputs of `qjax.exact`, or of the graph for the first examples alone, that differ{without} |
+| cosine | between the outputs of the graph and of the float model; the smallest if there are several |
 | seconds | to quantize, calibrate and convert |
 
 {tables}

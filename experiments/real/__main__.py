@@ -45,10 +45,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="list networks, methods and settings")
     made.add_argument("--exact", action="store_true", help="also compare the integer graph with the exact forward")
     made.add_argument("--originals", metavar="PYTHON", help="compare the float networks with the originals, there")
-    made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
-    made.add_argument("--page", type=Path, metavar="FILE", help="write the tables there, as Markdown")
-    made.add_argument("--known", action="store_true", help="make no row: only write the page from those of --rows")
-    made.add_argument("--verbose", action="store_true", help="also the traceback of what fails")
+    made.add_argument("--rows", type=Path, metavar="FILE", help="store every row there, and compute only missing ones")
+    made.add_argument("--page", type=Path, metavar="FILE", help="write the tables to this file, as Markdown")
+    made.add_argument("--known", action="store_true", help="compute no row, only write the page from --rows")
+    made.add_argument("--verbose", action="store_true", help="also print the traceback of every failure")
     return made
 
 

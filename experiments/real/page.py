@@ -19,33 +19,33 @@ faces, and calibration examples are not used for the evaluation.
 
 | column | meaning |
 | --- | --- |
-| dB | power of the float output over power of the error, for the worst output; 20 dB is an error of a tenth |
+| dB | signal-to-quantization-noise ratio of the worst output against the float network; 20 dB is an error of a tenth |
 | cosine | between the quantized and the float output, for the worst example |
 | task | the task's own measure in percent; the section's first line has the float network's |
 | seconds | to quantize and calibrate, without conversion |
 
-- Seconds are those of one run, on a machine that did other work as well.
+- Seconds come from a single run, on a machine that did other work as well.
 - A row with a message failed, or the method refused the network. A method without a row was not run on that network.
 - Every layer has the setting's bits, including the first and the last.
-- `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
+- `post_training` gives some tensors more bits, as [What each step brings](#what-each-step-brings) explains.
 - qjax's rows are the outputs of the integer graph.
 - `Dynamic` is [qjax.Dynamic](dynamic.md), which computes products in integers with scales found at run time, and
   everything between them in floats. The graphs of `calibrate` and `post_training` have integers only.
 
 ## Summary
 
-Each cell is dB / the task's measure; for other tools it shows the method with the most dB. If a cell is empty, no row
-exists yet or every method failed. Compare `calibrate` and `post_training` with "static", whose methods also have
+Each cell is dB / the task's measure; for other tools it shows the method with the most dB. A cell is empty if no row
+exists yet or every method failed. Compare `calibrate` and `post_training` with "static", whose methods also produce
 integers only. Compare `Dynamic` with the last column, whose methods also have floats between their products.
 
 {summary}
 
 ## What each step brings
 
-Each cell is the signal-to-noise ratio in dB on held-out calibration data after a step of `post_training`, and its
-seconds. A dash means that the step found nothing to do, and brackets mean that the step was undone. `precision` gives
-more bits to at most a fifth of the tensors, and one and a half more bits to each weight on average. No other step
-costs memory.
+Each cell is the signal-to-noise ratio in dB on held-out calibration data after a step of `post_training`, and the
+step's seconds. A dash means that the step found nothing to do, and brackets mean that it was undone. `precision` gives
+more bits to at most a fifth of the tensors, and on average at most one and a half more bits to each weight. No other
+step costs memory.
 
 {steps}
 
@@ -130,7 +130,10 @@ def _steps(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
 def page(networks: Sequence[Network], rows: Sequence[Row]) -> str:
     """The page; networks and rows in the order in which they are shown."""
     tables: list[str] = []
-    facts = ["| | weights | calibrates | judges | differs from the original |", "| --- | --- | ---: | ---: | ---: |"]
+    facts = [
+        "| | weights | calibration examples | test examples | largest difference to the original |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
     for network in networks:
         mine = [row for row in rows if row.network == network.name]
         known = {row.method: row for row in mine if row.setting == "float"}

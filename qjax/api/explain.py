@@ -40,7 +40,7 @@ FORMS: Mapping[Form, str] = {
     "folded": "constants of the kernel before it",
     "moved": "codes moved or selected",
     "index": "indices or booleans, which need no scale",
-    "float": "float, as the recipe says",
+    "float": "float, as the recipe requests",
     "dynamic": "a product of codes with scales found at run time",
     "unsupported": "no integer form",
 }

@@ -1,4 +1,4 @@
-"""The command line `qjax`: look at a model, run it, prove it on a runtime, convert it.
+"""The command line `qjax`: inspects a model, runs it, verifies it on a runtime and converts it.
 
 There is one file per command. A command's file declares its arguments and imports nothing but click; it imports JAX and
 qjax only when it runs, so that help, completion and usage errors are instant.
@@ -37,9 +37,9 @@ class _Commands(Program):
         return importlib.import_module(f"qjax.cli.{cmd_name}").command
 
 
-_HELP = """Quantized models: look at them, run them, prove them on a runtime, convert them.
+_HELP = """Inspect quantized models, run them, verify them on a runtime, and convert them.
 
-MODEL is a .qjax, .onnx or .tflite file everywhere; the content tells which.
+MODEL is always a .qjax, .onnx or .tflite file, recognised by its content.
 
 \b
 Examples:
@@ -52,8 +52,8 @@ Examples:
   qjax emit model.qjax c -o firmware/model
 
 \b
-Exit codes: 0 done or equal, 1 different, 2 wrong usage or input, 70 an error of qjax itself.
-Completion: eval "$(_QJAX_COMPLETE=bash_source qjax)"; zsh_source and fish_source for the other shells.
+Exit codes: 0 success or equal, 1 different, 2 wrong usage or input, 70 an error of qjax itself.
+Completion: eval "$(_QJAX_COMPLETE=bash_source qjax)"; for other shells, zsh_source or fish_source.
 """
 
 

@@ -8,18 +8,18 @@ from qjax.cli.parameters import Profile, subcommand, target_option
 
 @subcommand(name="check", short_help="Check a model against the rules of a device.")
 @click.argument("model", metavar="[MODEL]", required=False)
-@click.option("--profile", "name", metavar="NAME", type=Profile(), help="The device; without MODEL, show its rules.")
+@click.option("--profile", "name", metavar="NAME", type=Profile(), help="The device. Without MODEL, list its rules.")
 @target_option
-@click.option("--json", "as_json", is_flag=True, help="The verdict as one JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
 def command(model: str | None, name: str | None, target: str | None, as_json: bool) -> int:
-    r"""Judge a model by the rules of a device, each with its source.
+    r"""Check a model against the rules of a device, each of which names its source.
 
-    Of a .tflite or .onnx file the file itself is judged, whoever wrote it, where the device takes that format. Of any
-    other model it is the file that qjax would write for the device. Without a MODEL the rules are shown, without a
-    --profile the devices.
+    If the device takes the format of a .tflite or .onnx file, the file itself is checked, whoever wrote it. For any
+    other model, qjax checks the file that it would write for the device. Without a MODEL the command lists the rules
+    of the device, and without a --profile the devices.
 
     \b
-    Exit code: 0 no rule is broken, 1 some are.
+    Exit code: 0 if the model follows every rule, 1 if it breaks some.
 
     \b
     Examples:

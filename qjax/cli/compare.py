@@ -10,11 +10,11 @@ from qjax.cli.parameters import codes_option, examples_option, model_argument, s
 @model_argument
 @click.argument("files", metavar="[OTHER] [INPUT]...", nargs=-1, type=click.Path(path_type=str))
 @click.option(
-    "--targets", metavar="A,B", help="Compare MODEL under these two targets; one name is compared with the model's own."
+    "--targets", metavar="A,B", help="Compare MODEL under these two targets, or the model's own target with one."
 )
 @codes_option
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples at a time."
+    "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples per batch."
 )
 @examples_option
 @seed_option
@@ -27,13 +27,13 @@ def command(
     examples: int,
     seed: int,
 ) -> int:
-    r"""Say where two graphs of one model differ first, by how much, and why.
+    r"""Find where two graphs of one model first differ, by how much, and why.
 
-    OTHER is a second model file; without it, MODEL is compared under two --targets. INPUT is as for qjax run; without
-    it both get random codes that begin with the edges.
+    OTHER is a second model file. Without it, MODEL is compared under two --targets. INPUT is the same as for qjax run;
+    without it both get random codes, of which the first are edge cases.
 
     \b
-    Exit code: 0 no code of any node differs, 1 some do.
+    Exit code: 0 if no code of any node differs, 1 if some do.
 
     \b
     Examples:

@@ -17,10 +17,10 @@ EXTRAS = {
 @subcommand(short_help="Show versions, devices and the installed runtimes.")
 @click.option("--live", is_flag=True, help="Run a small model on every runtime and compare its codes. Takes a minute.")
 def command(live: bool) -> int:
-    r"""Say what is installed, which devices JAX has, and which runtimes can be asked.
+    r"""Show what is installed, which devices JAX has, and which runtimes are available.
 
     \b
-    Exit code: 0 all is well, 1 packages that exclude each other, or with --live a runtime with other codes.
+    Exit code: 0 if all is well, 1 if packages conflict, or with --live if a runtime computes different codes.
 
     \b
     Examples:

@@ -22,39 +22,39 @@ OPTIONS = {
 @output_option
 @target_option
 @click.option(
-    "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size; default for c, tflite and pte: 1."
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size. Default for c, tflite and pte: 1."
 )
 @click.option(
-    "--style", metavar="NAME", help="onnx: integer, qdq, qoperator, openvino or qonnx; default: of the target."
+    "--style", metavar="NAME", help="onnx: integer, qdq, qoperator, openvino or qonnx. Default: the target's."
 )
-@click.option("--codes", is_flag=True, default=None, help="onnx, styles qdq and qoperator: take and return codes.")
+@click.option("--codes", is_flag=True, default=None, help="onnx, styles qdq and qoperator: codes in and out.")
 @click.option(
     "--portable",
     type=click.Choice(["floats", "codes"]),
-    help="onnx, style qdq: write for other runtimes than ONNX Runtime.",
+    help="onnx, style qdq: write for runtimes other than ONNX Runtime.",
 )
-@click.option("--vnni", is_flag=True, default=None, help="onnx: for x86 CPUs with VNNI only, where it is faster.")
-@click.option("--profile", metavar="NAME", help="Write for this device, after a check of its rules (see: qjax check).")
-@click.option("--name", metavar="NAME", help="c, rtl: name of the files; default: model.")
+@click.option("--vnni", is_flag=True, default=None, help="onnx: faster, but only for x86 CPUs with VNNI.")
+@click.option("--profile", metavar="NAME", help="Write for this device, after checking its rules (see: qjax check).")
+@click.option("--name", metavar="NAME", help="c, rtl: name of the files. Default: model.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c, rtl: golden runs in the self-test.")
 @click.option(
-    "--simd", "simd", flag_value=True, type=click.UNPROCESSED, help="c: products for the vectors of x86-64 and AArch64."
+    "--simd", "simd", flag_value=True, type=click.UNPROCESSED, help="c: use SIMD instructions of x86-64 and AArch64."
 )
 @click.option(
-    "--cortex-m", "simd", flag_value="cortex_m", type=click.UNPROCESSED, help="c: products for those of a Cortex-M."
+    "--cortex-m", "simd", flag_value="cortex_m", type=click.UNPROCESSED, help="c: use SIMD instructions of a Cortex-M."
 )
-@click.option("--threads", is_flag=True, default=None, help="c: mark loops that threads share, for -fopenmp.")
-@click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
-@click.option("--language", type=click.Choice(["verilog", "vhdl"]), help="rtl: of the sources; default: verilog.")
-@click.option("--stages", metavar="N", type=click.IntRange(min=0), help="rtl: of the pipeline; default: no clock.")
-@click.option("--device", metavar="PART", help="rtl: the FPGA that the scripts of the project name.")
-@click.option("--period", metavar="NS", type=click.FloatRange(min=0, min_open=True), help="rtl: of the clock, in ns.")
-@click.option("--reals", is_flag=True, default=None, help="stablehlo: take and return floats instead of codes.")
+@click.option("--threads", is_flag=True, default=None, help="c: mark parallel loops for -fopenmp.")
+@click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights. Default: if it is safe.")
+@click.option("--language", type=click.Choice(["verilog", "vhdl"]), help="rtl: source language. Default: verilog.")
+@click.option("--stages", metavar="N", type=click.IntRange(min=0), help="rtl: pipeline stages. Default: no clock.")
+@click.option("--device", metavar="PART", help="rtl: the FPGA for the project's scripts.")
+@click.option("--period", metavar="NS", type=click.FloatRange(min=0, min_open=True), help="rtl: clock period in ns.")
+@click.option("--reals", is_flag=True, default=None, help="stablehlo: floats instead of codes in and out.")
 def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:
     r"""Write a model as FORMAT: c or rtl (folders), onnx, stablehlo, tflite or pte (ExecuTorch).
 
-    c, rtl, onnx and stablehlo hold the rounding of any target. A .tflite or a .pte is rounded by the runtime that
-    loads it, so its graph must be of such a target.
+    c, rtl, onnx and stablehlo can express the rounding of any target. A .tflite or .pte is rounded by the runtime that
+    loads it, so its target must be that runtime.
 
     \b
     Examples:

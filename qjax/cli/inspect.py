@@ -10,22 +10,22 @@ from qjax.cli.parameters import model_argument, subcommand, target_option
 @subcommand(name="inspect", short_help="Show a model's nodes, scales, arithmetic and cost.")
 @model_argument
 @target_option
-@click.option("--nodes/--tensors", default=True, help="A table of the nodes (the default), or of all tensors.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON document: nodes, tensors, totals.")
+@click.option("--nodes/--tensors", default=True, help="Print a table of the nodes (the default), or of all tensors.")
+@click.option("--json", "as_json", is_flag=True, help="Print nodes, tensors and totals as one JSON document.")
 @click.option(
     "--batch",
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="The batch that MACs and bytes of activations are counted for.",
+    help="The batch size for which MACs and bytes of activations are counted.",
 )
 def command(model: str, target: str | None, nodes: bool, as_json: bool, batch: int) -> None:
-    r"""Show the nodes of a model, its scales, its arithmetic and what it costs.
+    r"""Show the nodes of a model, its scales, its arithmetic and its cost.
 
-    "method" names the rule or formula that turns accumulators into codes. "bits" are what the accumulator needs for
-    the worst input, its bias included, and "headroom" what is left of its register. MACs count the products with
-    padding and leave out the zeros that a transposed convolution inserts.
+    "method" names the rule or formula that requantizes accumulators. "bits" is the width that the accumulator needs
+    for the worst input, including its bias, and "headroom" is the unused rest of its register. MACs include products
+    with padding, but not with the zeros that a transposed convolution inserts.
 
     \b
     Examples:

@@ -73,7 +73,7 @@ examples_option: Callable[[Any], Any] = click.option(
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="How many random examples; the first ones are edges: least, greatest, zero, alternating, all codes in turn.",
+    help="Number of random examples. The first are edge cases: least, greatest, zero, alternating, all codes in turn.",
 )
 
 output_option: Callable[[Any], Any] = click.option(

@@ -12,8 +12,8 @@ from qjax.cli.parameters import model_argument, output_option, subcommand, targe
 def command(model: str, output: str, target: str | None) -> None:
     r"""Read a pre-quantized .onnx or .tflite model and save it as a .qjax.
 
-    Without --target the graph obeys the rounding that a file of qjax's own names, and otherwise that of the format's
-    own runtime: onnxruntime, tflite_reference.
+    Without --target, a file written by qjax keeps its own target. Any other file gets the rounding of its format's
+    runtime, onnxruntime or tflite_reference.
 
     \b
     Examples:

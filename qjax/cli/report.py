@@ -10,20 +10,20 @@ from qjax.cli.parameters import codes_option, examples_option, seed_option, subc
 @click.argument("model", type=click.Path(path_type=str))
 @click.argument("other", required=False, type=click.Path(path_type=str))
 @click.option(
-    "--data", metavar="FILE", multiple=True, type=click.Path(path_type=str), help="A .npz, or a .npy per input."
+    "--data", metavar="FILE", multiple=True, type=click.Path(path_type=str), help="A .npz, or one .npy per input."
 )
 @click.option(
-    "--targets", metavar="A,B", help="Compare MODEL under these two targets; one name is compared with the model's own."
+    "--targets", metavar="A,B", help="Compare MODEL under these two targets, or the model's own target with one."
 )
 @target_option
 @codes_option
 @click.option("-o", "--output", metavar="PATH", default="report.html", show_default=True, help="Where to write.")
-@click.option("--title", metavar="TEXT", help="Of the page.")
+@click.option("--title", metavar="TEXT", help="Title of the page.")
 @click.option(
     "--source/--no-source", default=True, help="Show the line of code of each node, if the source file exists."
 )
 @click.option(
-    "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples at a time."
+    "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples per batch."
 )
 @examples_option
 @seed_option
@@ -41,10 +41,10 @@ def command(
     examples: int,
     seed: int,
 ) -> None:
-    r"""Write one HTML file about a model: verdict, network, tensors, accumulators. It opens without a network.
+    r"""Write one HTML file about a model: verdict, network, tensors, accumulators. It can be read offline.
 
-    With OTHER, or with --targets, the file compares two graphs: where they differ first, by how much, and why. Without
-    --data a comparison takes random codes; a single model is shown without data.
+    With OTHER, or with --targets, the file compares two graphs and shows where they first differ, by how much, and
+    why. Without --data a comparison uses random codes, while a single model is shown without data.
 
     \b
     Examples:

@@ -19,11 +19,11 @@ from qjax.cli.parameters import codes_option, files_argument, model_argument, su
 def command(
     model: str, files: tuple[str, ...], output: str | None, codes: bool, target: str | None, batch_size: int | None
 ) -> None:
-    r"""Run a model on the arrays in INPUT: floats in and out, or with --codes codes in and out.
+    r"""Run a model on the arrays in INPUT. Inputs and outputs are floats, or codes with --codes.
 
-    INPUT is one .npz whose arrays are called as the model's inputs are (or arr_0, arr_1, ... in their order), or one
-    .npy for each input. Reals are float32 and codes have the input's dtype: nothing is cast. Without -o a summary of
-    the outputs is printed.
+    INPUT is one .npz with arrays named after the model's inputs (or arr_0, arr_1, ... in their order), or one .npy
+    for each input. Floats are float32 and codes have the input's dtype, because nothing is cast. Without -o the
+    command prints a summary of the outputs.
 
     \b
     Examples:

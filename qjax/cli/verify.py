@@ -22,16 +22,16 @@ _RUNTIMES = "\n".join(f"  {name:18}{runtime.what}" for name, runtime in RUNTIMES
     short_help="Compare a model's codes with those of a real runtime.",
     help=f"""Run a model on a real runtime and compare every code of its outputs with qjax's interpreter.
 
-The model is written for the runtime into a temporary folder and loaded there. It is fed with INPUT (see: qjax run
---help), or with random codes that begin with the edges. With --expect the outputs are compared with those in a file,
-made by whatever ran the model: a device, say; --runtime may then be left out.
+qjax writes the model into a temporary folder, from which the runtime loads it and runs it on INPUT (see: qjax run
+--help), or on random codes, of which the first are edge cases. --expect compares the outputs with those in a file,
+which for example a device computed; --runtime is then optional.
 
 \b
 Runtimes:
 {_RUNTIMES}
 
 \b
-Exit code: 0 no code differs, 1 some do.
+Exit code: 0 if no code differs, 1 if some do.
 
 \b
 Examples:
@@ -48,7 +48,7 @@ Examples:
 )
 @codes_option
 @target_option
-@click.option("--style", metavar="NAME", help="Of the .onnx, for onnxruntime and onnx-reference (see: qjax emit).")
+@click.option("--style", metavar="NAME", help="Style of the .onnx of onnxruntime and onnx-reference (see: qjax emit).")
 @click.option(
     "--batch",
     metavar="N",

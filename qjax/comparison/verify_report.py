@@ -212,11 +212,8 @@ class Report(Printed):
         if self.as_converted is None:
             return []
         if self.as_converted:
-            return [
-                "The shipped integers equal the training forward (exact mode): qjax.convert makes the same graph of "
-                "this model."
-            ]
-        return [f"The graph is not the one that qjax.convert makes of this model now: {self.changed}. Convert again."]
+            return ["The graph is bit-identical to qjax.exact for this model."]
+        return [f"The graph differs from what qjax.convert returns for this model now: {self.changed}. Convert again."]
 
     def _distances(self) -> list[str]:
         lines = [f"Predictions: {self.predictions:,} of {self.predicted:,} differ from the training forward's."]

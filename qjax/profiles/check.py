@@ -39,7 +39,7 @@ def check_operators(
         if broken and profile.cut and not found and index + 1 < len(operators):
             behind = len(operators) - index - 1
             broken[0] = dataclasses.replace(
-                broken[0], came=f"{broken[0].came}; the {behind} operators behind it cannot run there either"
+                broken[0], came=f"{broken[0].came}; the {behind} operators after it cannot run there either"
             )
         found += broken
     counts = Counter(operator.name for operator in operators)
@@ -53,9 +53,9 @@ def _of_operator(profile: Profile, rules: Iterable, operator: Operator) -> Itera
         yield Violation(
             "operators",
             node,
-            "an operator that the profile states",
+            "an operator that the profile lists",
             f"{operator.name}, not known for this device",
-            "Write it with operations that are listed, or leave it out of this part of the model.",
+            "Express it with listed operators, or remove it from this part of the model.",
             source,
             operator.location,
         )

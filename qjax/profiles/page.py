@@ -27,7 +27,7 @@ def rules_of(profile: Profile) -> list[tuple[str, str, str]]:
 
 def rules_table(profile: Profile) -> str:
     """The rules of one device, with their sources."""
-    lines = [f"{profile.name}: {profile.title}. What breaks a rule: {profile.otherwise}.", profile.proof, ""]
+    lines = [f"{profile.name}: {profile.title}. A violation means that {profile.otherwise}.", profile.proof, ""]
     for about, expected, source in rules_of(profile):
         lines += [about, f"  {expected}", f"  source: {source}"]
     addresses = [f"  {source}: {source.url}" for source in profile.sources]
@@ -44,8 +44,8 @@ def markdown(given: Sequence[str] | None = None) -> str:
         lines.append(f"| `{name}` | {p.title} | {written} | `{p.targets[0]}` | {p.proof} |")
     for name in listed:
         p = get(name)
-        lines += ["", f"### {name}", "", f"{p.title}. What breaks a rule: {p.otherwise}.", ""]
-        lines += ["| rule | demand | source |", "| --- | --- | --- |"]
+        lines += ["", f"### {name}", "", f"{p.title}. A violation means that {p.otherwise}.", ""]
+        lines += ["| rule | requirement | source |", "| --- | --- | --- |"]
         links = {str(source): f"[{source}]({source.url})" for source in p.sources}
         lines += [f"| {about} | {expected} | {links[source]} |" for about, expected, source in rules_of(p)]
     return "\n".join(lines)

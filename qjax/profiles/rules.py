@@ -190,7 +190,7 @@ def _bias_scale(operator: Operator, tensor: Tensor) -> str | None:
     given = tensor.scale.astype(np.float64).reshape(-1)
     # Tools compute the product in float32 or in double, so allow one step of float32.
     near = given.size in (1, wanted.size) and np.all(np.abs(given - wanted) <= 2.0**-23 * np.abs(wanted))
-    return None if near else f"{tensor.name!r} with another scale"
+    return None if near else f"{tensor.name!r} with a different scale"
 
 
 def power_of_two(source: Source, *, cure: str) -> Rule:
@@ -215,7 +215,7 @@ def fixed_grid(operators: Collection[str], dtype: str, scale: float, zero_point:
         return None
 
     expected = f"{dtype} outputs with scale {scale:.6g} and zero point {zero_point}"
-    cure = "Convert for a target whose functions have these scales, or compute this one with 8 bits."
+    cure = "Convert for a target whose functions have these scales, or quantize this function to 8 bits."
     return Rule("fixed scale", expected, cure, source, test, frozenset(operators))
 
 
@@ -244,9 +244,7 @@ def narrow_second(operators: Collection[str], source: Source, *, cure: str) -> R
         wide = first is not None and second is not None and "16" in first.dtype and "16" in second.dtype
         return f"{second.name!r} of {second.dtype}" if wide and second is not None else None
 
-    return Rule(
-        "second input", "8 bits in the second input where the first has 16", cure, source, test, _set(operators)
-    )
+    return Rule("second input", "8 bits in the second input if the first has 16", cure, source, test, _set(operators))
 
 
 def _set(names: Collection[str]) -> frozenset[str]:
@@ -266,8 +264,8 @@ def rank(most: int, source: Source, *, only: Collection[str] = (), used: bool = 
                 return f"{tensor.name!r} of shape {_shape(tensor)}"
         return None
 
-    what = f"at most {most} dimensions{' that are not 1' if used else ''}"
-    return Rule("rank", what, "Reshape in front of this operation.", source, test, _set(only))
+    what = f"at most {most} dimensions{' other than 1' if used else ''}"
+    return Rule("rank", what, "Reshape before this operation.", source, test, _set(only))
 
 
 def dimensions(most: int, source: Source) -> Rule:
@@ -300,7 +298,7 @@ def innermost(most: int, source: Source) -> Rule:
         return _first([f"{t.name!r} of shape {_shape(t)}" for t in bad])
 
     expected = f"sizes above 1 only in the {most} innermost axes"
-    return Rule("inner axes", expected, "Emit with batch=1, and reshape in front of this operation.", source, test)
+    return Rule("inner axes", expected, "Emit with batch=1, and reshape before this operation.", source, test)
 
 
 def static(source: Source) -> Rule:
@@ -310,7 +308,7 @@ def static(source: Source) -> Rule:
         bad = [t for t in operator.activations if None in t.shape[1:]]
         return _first([f"{t.name!r} of shape {_shape(t)}" for t in bad])
 
-    return Rule("static shapes", "sizes that are fixed, all but the batch", "Emit with batch=1.", source, test)
+    return Rule("static shapes", "fixed sizes, except for the batch", "Emit with batch=1.", source, test)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -351,7 +351,9 @@ def _advice(stats: Statistics, report: Report) -> list[str]:
     found: list[str] = []
     if not report.exact:
         if report.as_converted is False:
-            found.append(f"The graph is not what qjax.convert makes of the model now: {report.changed}. Convert again.")
+            found.append(
+                f"The graph differs from what qjax.convert returns for this model now: {report.changed}. Convert again."
+            )
         else:
             found.append("Train the last epochs with qjax.exact(qmodel, sample): it computes the graph's codes.")
     clipped = [t for t in stats.tensors if t.kind != "weight" and t.clipped > 0.01]

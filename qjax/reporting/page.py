@@ -15,7 +15,7 @@ from qjax.support.version import __version__
 
 _STATES = {
     "exact": "exact",
-    "equal": "the shipped integers equal the training forward (exact mode)",
+    "equal": "the graph is bit-identical to qjax.exact",
     "differs": "differs",
     "unknown": "not compared",
 }

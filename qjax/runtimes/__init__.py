@@ -47,12 +47,12 @@ RUNTIMES = {
     "litert-optimized": Runtime(
         "qjax.runtimes.litert",
         "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-        "its optimised kernels",
+        "LiteRT's optimised kernels on a .tflite",
         ("tflite_optimized_x86", "tflite_optimized_arm"),
         _LITERT,
     ),
     "litert-reference": Runtime(
-        "qjax.runtimes.litert", "BUILTIN_REF", "its reference kernels", ("tflite_reference",), _LITERT
+        "qjax.runtimes.litert", "BUILTIN_REF", "LiteRT's reference kernels on a .tflite", ("tflite_reference",), _LITERT
     ),
     "onnx-reference": Runtime(
         "qjax.runtimes.onnx", "reference", "the interpreter of the ONNX specification", install=_ONNX
@@ -60,7 +60,9 @@ RUNTIMES = {
     "onnxruntime": Runtime(
         "qjax.runtimes.onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default", install=_ONNX
     ),
-    "onnxruntime-plain": Runtime("qjax.runtimes.onnx", "plain", "the same without its graph optimiser", install=_ONNX),
+    "onnxruntime-plain": Runtime(
+        "qjax.runtimes.onnx", "plain", "ONNX Runtime's CPU provider without its graph optimiser", install=_ONNX
+    ),
     "stablehlo": Runtime("qjax.runtimes.stablehlo", "", "XLA on a file of jax.export"),
     "tflite-micro": Runtime(
         "qjax.runtimes.tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn"), _MICRO

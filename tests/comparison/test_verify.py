@@ -60,7 +60,7 @@ def test_a_target_that_rounds_twice():
     assert [named[name].local for name in ("window_sum", "sum")] == [0, 0]
     assert report.as_converted
     lines = report.verdict.split("\n")
-    assert lines[0].startswith("The shipped integers equal the training forward (exact mode): qjax.convert makes")
+    assert lines[0] == "The graph is bit-identical to qjax.exact for this model."
     assert lines[1] == f"Predictions: {report.predictions} of 64 differ from the training forward's."
     assert f"  conv (conv), {named['conv'].local} codes by at most 1: {named['conv'].cause}" in lines
     assert "qjax.exact(qmodel, sample)" in lines[-1]
@@ -121,7 +121,7 @@ def test_a_graph_of_another_state_of_the_model():
     kernel[...] = kernel[...].at[2, 1].add(0.5)
     report = qjax.verify(graph, later, [X])
     assert not report.as_converted
-    assert report.verdict.startswith("The graph is not the one that qjax.convert makes of this model now: ")
+    assert report.verdict.startswith("The graph differs from what qjax.convert returns for this model now: ")
     assert "of the node 'head' differs. Convert again." in report.verdict
     assert "Cure" not in report.verdict
 

@@ -43,7 +43,7 @@ def test_files_are_found_once(folder: Path) -> None:
     found, left = command.files_of(folder)
     assert [path.stem for _, _, path in found] == ["add", "again", "lstm"]
     assert {repository for repository, _, _ in found} == {"owner/name"}
-    assert left == {"for an Edge TPU": 0, "of floats": 1, "the same as another": 1, "that cannot be parsed": 1}
+    assert left == {"for an Edge TPU": 0, "float models": 1, "duplicates": 1, "that cannot be parsed": 1}
     assert described(folder / "owner/name/deep/add.tflite") == (["ADD"], "int8", True)
 
 
@@ -63,7 +63,7 @@ def test_rows_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (folder / "page.md").read_text()
     assert "Of 3 different quantized files, 2 are read whole and 1 in part." in text
     assert "| again | part | `logits` |" in text
-    assert "1 of floats" in text
+    assert "1 float models" in text
     assert command.main([str(folder), "--rows", str(folder / "rows")]) == rows
 
 

@@ -21,7 +21,7 @@ NAMES = profiles.names()
 REFUSED = {
     "coreml": (Gelu, "'table' (qjax:table)", "not known for this device"),
     "cortex_m": (None, "", ""),
-    "edge_tpu": (Gelu, "'table' (CAST)", "operators behind it cannot run there either"),
+    "edge_tpu": (Gelu, "'table' (CAST)", "operators after it cannot run there either"),
     "esp_dl": (Gelu, "'table' (qjax:table)", "not known for this device"),
     "ethos_u": (Gelu, "'table' (GATHER)", "got GATHER, not known for this device"),
     "executorch_xnnpack": (Gelu, "'table' (qjax:table)", "not known for this device"),

@@ -70,7 +70,7 @@ CASES = [
         rules.bias({"int32"}, SOURCE, cure="c"),
         conv(ONES, bias=tensor("b", (3,), "int32", 0.25, data=[1, 2, 3])),
         conv(ONES, bias=tensor("b", (3,), "int32", 0.5, data=[1, 2, 3])),
-        "'b' with another scale",
+        "'b' with a different scale",
     ),
     (
         rules.bias({"float32"}, SOURCE, cure="c"),

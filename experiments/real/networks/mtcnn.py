@@ -129,7 +129,7 @@ def _network(name: str, kind: str, model: RNet | ONet, file: str, size: int) -> 
         model=model,
         calibration=batched(20, x[:80]),
         test=batched(40, x[80:200]),
-        measure="faces found, by the overlap of their box with float's, and other patches refused",
+        measure="faces accepted, weighted by box overlap with the float network, and other patches rejected",
         score=score,
     )
 

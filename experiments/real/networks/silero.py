@@ -1,4 +1,4 @@
-"""Silero VAD, an LSTM behind a small CNN that hears speech, of silero-vad."""
+"""Silero VAD, a small CNN and an LSTM that detect speech, from silero-vad."""
 
 from typing import Any
 
@@ -80,11 +80,11 @@ def network() -> Network:
 
     return Network(
         name="silero-vad",
-        kind="LSTM behind a CNN, audio",
+        kind="CNN and LSTM, audio",
         source="silero-vad 6.2.3, " + FILE[-1],
         model=load(),
         calibration=batched(4, x[chosen]),
         test=batched(4, x[~chosen]),
-        measure="chunks with speech told from others",
+        measure="chunks classified correctly as speech or not",
         score=score,
     )

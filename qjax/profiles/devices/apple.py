@@ -18,7 +18,7 @@ QUANTIZER = Source(
 COREML = register(
     Profile(
         name="coreml",
-        title="Apple Core ML, weights and activations of 8 bits",
+        title="Apple Core ML, 8-bit weights and activations",
         targets=("onnxruntime",),
         weights=QSpec(bits=8, axis=-1),
         activations=QSpec(bits=8, narrow_range=False),
@@ -40,6 +40,6 @@ COREML = register(
             weights({"int8", "int4"}, GUIDE, cure="Use weights=QSpec(bits=8, axis=-1)."),
         ),
         otherwise="the Neural Engine computes the layer in float16",
-        proof="The rules are Apple's; no Neural Engine was there, and qjax writes no .mlpackage.",
+        proof="The rules are Apple's. Nothing ran on a Neural Engine, and qjax does not write .mlpackage files.",
     )
 )

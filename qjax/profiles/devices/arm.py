@@ -37,7 +37,7 @@ _ACTIVATIONS = "Use activations=QSpec(bits=8, symmetric=False)."
 _WEIGHTS = "Use weights=QSpec(bits=8, axis=-1)."
 
 # From the report: "Stride>3 is only supported IF (dilation = 1 AND padding = VALID)".
-_UNPADDED = "strides up to 3; greater ones without dilation and padding"
+_UNPADDED = "strides up to 3; greater ones only without dilation and padding"
 
 
 def _strides(found: Window, operator: Operator) -> bool:
@@ -114,7 +114,7 @@ ETHOS_U = register(
         rules=(
             activations({"int8", "uint8", "int16"}, VELA, indices={"ARG_MAX"}, cure=_ACTIVATIONS),
             weights({"int8", "uint8"}, VELA, symmetric=False, per_channel=_PRODUCTS, cure=_WEIGHTS),
-            bias({"int32", "int64"}, VELA, cure="Emit with qjax, which writes it so."),
+            bias({"int32", "int64"}, VELA, cure="Emit with qjax, which writes such a bias."),
             dimensions(65536, VELA),
             weight_sum(_PRODUCTS, 127 * 65536, VELA),
             window(
@@ -136,7 +136,7 @@ ETHOS_U = register(
             ),
             window(
                 {"AVERAGE_POOL_2D"},
-                "with padding a kernel up to 8x8, else as that of MAX_POOL_2D",
+                "with padding a kernel up to 8x8, otherwise as for MAX_POOL_2D",
                 VELA,
                 _average,
                 cure="Pool in two steps, or without padding.",
@@ -145,11 +145,11 @@ ETHOS_U = register(
                 {"MAXIMUM", "MINIMUM"},
                 VELA,
                 outputs=True,
-                cure="Give both sides one quantizer, or clamp by an activation, which is part of the operator before.",
+                cure="Give both sides one quantizer, or clamp with an activation that the previous operator fuses.",
             ),
             demand(
                 "slices",
-                "strides of 1 and more, above 1 only along height and width",
+                "positive strides, above 1 only along height and width",
                 VELA,
                 _slice_strides,
                 cure="Reverse and stride along height or width only, or multiply by a permutation.",
@@ -176,8 +176,8 @@ ETHOS_U = register(
                 "product of activations", "int8", VELA, _matmul, cure="Give both inputs 8 bits.", only={"BATCH_MATMUL"}
             ),
         ),
-        otherwise="Vela leaves the operator to the CPU",
-        proof="Vela itself judges the same files in make test-oracles. No Ethos-U ran them.",
+        otherwise="Vela assigns the operator to the CPU",
+        proof="Vela itself compiles the same files in make test-oracles. Nothing ran on an Ethos-U.",
     )
 )
 
@@ -225,9 +225,9 @@ CORTEX_M = register(
                 cure=_ACTIVATIONS,
             ),
             weights({"int8", "int4"}, SPECIFICATION, least=-127, only=_PRODUCTS, cure=_WEIGHTS),
-            bias({"int32", "int64"}, SPECIFICATION, cure="Emit with qjax, which writes it so."),
+            bias({"int32", "int64"}, SPECIFICATION, cure="Emit with qjax, which writes such a bias."),
         ),
         otherwise="TFLite Micro refuses the file",
-        proof="TFLite Micro runs the same files live on x86: 0 codes differ. CMSIS-NN's own kernels were not run.",
+        proof="TFLite Micro runs the same files on x86, where 0 codes differ. CMSIS-NN's own kernels were not run.",
     )
 )

@@ -15,7 +15,7 @@ QUANTIZER = Source(
     "quantizer/EspdlQuantizer.py",
 )
 _SYMMETRIC = "Use activations=QSpec(bits=8, narrow_range=False)."
-_TQT = "Use method='tqt' and weight_method='tqt', which learn powers of two."
+_TQT = "Use method='tqt' and weight_method='tqt', which learn power-of-two scales."
 
 ESP_DL = register(
     Profile(
@@ -51,7 +51,7 @@ ESP_DL = register(
             floats_between(STATE),
         ),
         otherwise="esp-ppq cannot express the layer",
-        proof="The rules are Espressif's; no ESP32 was there. qjax writes no .espdl. The P4 rounds half to even, the "
-        "S3 half up and has one scale per tensor of weights.",
+        proof="The rules are Espressif's. Nothing ran on an ESP32, and qjax does not write .espdl files. The P4 rounds "
+        "half to even; the S3 rounds half up and has per-tensor weight scales.",
     )
 )

@@ -39,7 +39,7 @@ EXECUTORCH_XNNPACK = register(
             same_grid(
                 {"Concat"},
                 ANNOTATORS,
-                cure="Give the inputs one quantizer: compute them by one layer, or put a shared quantizer behind them.",
+                cure="Give the inputs one quantizer: compute them in one layer, or put a shared quantizer after them.",
             ),
         ),
         otherwise="the operator runs in floats",

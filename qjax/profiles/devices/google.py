@@ -19,10 +19,10 @@ from qjax.profiles.scheme import Scheme, specs
 SPECIFICATION = Source(
     "LiteRT 8-bit quantization specification", "https://ai.google.dev/edge/litert/models/quantization_spec"
 )
-LITERT_KERNELS = Source("ai-edge-litert 2.3.0, asked live by make test", "https://pypi.org/project/ai-edge-litert/")
+LITERT_KERNELS = Source("ai-edge-litert 2.3.0, run live by make test", "https://pypi.org/project/ai-edge-litert/")
 CORAL = Source("TensorFlow models on the Edge TPU", "https://coral.ai/docs/edgetpu/models-intro/")
 AXIS = Source(
-    "the Edge TPU compiler's operators as Axis states them for ARTPEC-7",
+    "the Edge TPU compiler's operators, as listed by Axis for ARTPEC-7",
     "https://developer.axis.com/computer-vision/on-device/system-on-chip/artpec-7/supported-ops/",
 )
 _TARGETS = ("tflite_xnnpack", "tflite_xnnpack_arm", "tflite_reference", "tflite_optimized_x86", "tflite_optimized_arm")
@@ -61,18 +61,18 @@ LITERT = register(
                 only=_CONVOLUTIONS | {"FULLY_CONNECTED"},
                 cure=_WEIGHTS,
             ),
-            bias({"int32", "int64"}, SPECIFICATION, cure="Emit with qjax, which writes it so."),
+            bias({"int32", "int64"}, SPECIFICATION, cure="Emit with qjax, which writes such a bias."),
             same_grid(
                 {"CONCATENATION"},
                 SPECIFICATION,
                 outputs=True,
-                cure="qjax writes a QUANTIZE in front of it; other converters do so as well.",
+                cure="Insert a QUANTIZE before it, as qjax and other converters do.",
             ),
             fixed_grid({"SOFTMAX", "LOGISTIC"}, "int8", 2.0**-8, -128, SPECIFICATION),
             fixed_grid({"TANH"}, "int8", 2.0**-7, 0, SPECIFICATION),
         ),
-        otherwise="LiteRT refuses the file, or computes other codes",
-        proof="Run live in the matrix: 0 codes differ. Rows with codes at run time and blockwise int4 weights, too.",
+        otherwise="LiteRT refuses the file, or computes different codes",
+        proof="Run live in the matrix: 0 codes differ, also with dynamic rows and blockwise int4 weights.",
         floats=True,
     )
 )
@@ -110,7 +110,7 @@ EDGE_TPU = register(
                 "SLICE SOFTMAX SPACE_TO_DEPTH SPLIT SQUEEZE STRIDED_SLICE SUB SUM SQUARED_DIFFERENCE TANH TRANSPOSE "
                 "TRANSPOSE_CONV",
                 Source(
-                    "the part of that table behind ResizeBilinear, which could not be read", AXIS.url, verified=False
+                    "the rest of that table after ResizeBilinear, which could not be read", AXIS.url, verified=False
                 ),
             ),
         ),
@@ -124,7 +124,7 @@ EDGE_TPU = register(
                 "no fused activation",
                 AXIS,
                 _fused_activation,
-                cure="Move the activation in front of it.",
+                cure="Move the activation before it.",
                 only={"AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION"},
             ),
             demand(
@@ -136,7 +136,7 @@ EDGE_TPU = register(
                 only=_CONVOLUTIONS,
             ),
         ),
-        otherwise="the compiler leaves that operator, and all behind it, on the CPU",
-        proof="The rules are Google's and Axis'; the compiler is closed and was not run.",
+        otherwise="the compiler assigns that operator, and all after it, to the CPU",
+        proof="The rules are Google's and Axis'. The compiler is closed-source and was not run.",
     )
 )

@@ -59,12 +59,12 @@ def _profile(plugin: str, proof: str, unified: tuple[str, ...]) -> Profile:
 
 CPU = _profile(
     "cpu",
-    "Run live: openvino 2026.4.1 counts its kernels of 8 bits in make test-oracles.",
+    "Run live: make test-oracles counts the 8-bit kernels of openvino 2026.4.1.",
     ("Concat",),
 )
-GPU = _profile("gpu", "The rules are NNCF's; no GPU of Intel was there.", ("Concat",))
+GPU = _profile("gpu", "The rules are NNCF's. Nothing ran on an Intel GPU.", ("Concat",))
 NPU = _profile(
     "npu",
-    "The rules are NNCF's; no NPU of Intel was there.",
+    "The rules are NNCF's. Nothing ran on an Intel NPU.",
     ("Add", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Sub"),
 )

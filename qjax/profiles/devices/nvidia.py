@@ -44,6 +44,6 @@ TENSORRT = register(
             floats_between(PARSER),
         ),
         otherwise="the parser refuses the file, or the layer runs in floats",
-        proof="The rules are NVIDIA's; no engine was built. The rounding of its kernels is not known here.",
+        proof="The rules are NVIDIA's. No engine was built, and the rounding of its kernels is unknown.",
     )
 )

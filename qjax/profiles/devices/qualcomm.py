@@ -57,7 +57,7 @@ QNN_HTP = register(
             ),
             floats_between(TOOLS),
         ),
-        otherwise="the operator leaves the HTP for the CPU",
-        proof="The rules are those of public tools; no HTP was there, and QNN's own simulator is not public.",
+        otherwise="the operator runs on the CPU instead of the HTP",
+        proof="The rules are those of public tools. Nothing ran on an HTP, and QNN's own simulator is not public.",
     )
 )

@@ -36,6 +36,6 @@ STM32_N6 = register(
         ),
         otherwise="the operator runs on the Cortex-M55",
         proof="The scheme is ST's. Its table of operators could not be read, so the list is not verified. Its compiler "
-        "is closed and was not run, and no STM32N6 was there.",
+        "is closed-source and was not run, and nothing ran on an STM32N6.",
     )
 )

@@ -72,7 +72,7 @@ TIDL = register(
                 {"int8", "uint8"},
                 QUANTIZATION,
                 symmetric=True,
-                cure="Use activations=QSpec(bits=8, narrow_range=False). Devices but TDA4VM also take symmetric=False.",
+                cure="Use activations=QSpec(bits=8, narrow_range=False). All devices but TDA4VM allow symmetric=False.",
             ),
             weights({"int8"}, QUANTIZATION, cure="Use weights=QSpec(bits=8, axis=-1)."),
             rank(
@@ -81,7 +81,7 @@ TIDL = register(
             rank(6, OPERATORS, used=True),
             window(
                 {"Conv"},
-                "equal strides; stride 2 with kernels up to 7, stride 4 with 11x11 only",
+                "equal strides; stride 2 only with kernels up to 7, stride 4 only with 11x11",
                 OPERATORS,
                 _strides,
                 cure="Stride in two steps.",
@@ -98,7 +98,7 @@ TIDL = register(
                 "a mean within LayerNormalization, or GlobalAveragePool",
                 OPERATORS,
                 _alone,
-                cure="Take the mean over height and width of an image, which becomes GlobalAveragePool.",
+                cure="Average over height and width of an image, which becomes GlobalAveragePool.",
                 only={"ReduceMean"},
             ),
             demand(
@@ -106,12 +106,12 @@ TIDL = register(
                 "a constant on one side",
                 OPERATORS,
                 _subtrahend,
-                cure="Add, with the sign in the weights.",
+                cure="Add instead, with the sign in the weights.",
                 only={"Sub"},
             ),
             floats_between(QUANTIZATION),
         ),
         otherwise="the operator runs on the Cortex-A",
-        proof="The rules are TI's; its tools are not on PyPI and were not run, no device was there.",
+        proof="The rules are TI's. Its tools are not on PyPI and were not run, and nothing ran on a device.",
     )
 )
