@@ -13,6 +13,9 @@ need arm-none-eabi-gcc gcc-arm-none-eabi libnewlib-arm-none-eabi
 need qemu-s390x qemu-user
 need qemu-system-arm qemu-system-arm
 need clang clang libomp-dev
+# which holds clang's libraries of sanitizers; Debian's clang only recommends the one of its own version
+ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-*.a >/dev/null 2>&1 || packages+=("$(apt-cache depends clang 2>/dev/null |
+    sed -n 's/.*Depends: clang-\([0-9]*\)$/libclang-rt-\1-dev/p' | head -1)")
 need iverilog iverilog
 need ghdl ghdl
 need yosys yosys

@@ -16,6 +16,7 @@ import pytest
 
 import qjax
 from qjax import Recipe
+from tests.export.emit.openvino_networks import exact_here
 from tests.profiles.networks import IMAGES, Chain, Residual
 
 WEIGHTED = ("Convolution", "FullyConnected")
@@ -70,7 +71,7 @@ def test_a_sum_behind_a_convolution_is_fused(tmp_path):
 
 def answered(model: Any, profile: str, folder: Path) -> tuple[np.ndarray, np.ndarray, Counter[tuple[str, str]]]:
     """OpenVINO's output, the graph's, and the products."""
-    graph = qjax.convert(qjax.quantize(model, Recipe(profile=profile), IMAGES), IMAGES)
+    graph = exact_here(qjax.convert(qjax.quantize(model, Recipe(profile=profile), IMAGES), IMAGES))
     x = np.asarray(jax.random.normal(jax.random.key(2), (64, 8, 8, 3)))
     graph.emit("onnx", folder / "model.onnx", batch=64)
     output, products = run(folder / "model.onnx", x)

@@ -1,7 +1,9 @@
 """Networks for OpenVINO: whole graphs with uint8 activations, whose files its CPU plugin computes exactly."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -93,6 +95,20 @@ SHAPE = (16, 16, 3)
 def images(count: int, seed: int) -> np.ndarray:
     """Random images."""
     return np.asarray(jax.random.normal(jax.random.key(seed), (count, *SHAPE)))
+
+
+def narrowed(graph: Any) -> Any:
+    """The graph with weights of 7 bits: without VNNI, pairs of products of uint8 and int8 saturate to int16."""
+    tensors = {
+        key: dataclasses.replace(tensor, value=np.clip(tensor.value, -63, 63)) if tensor.dtype == "int8" else tensor
+        for key, tensor in graph.ir.tensors.items()
+    }
+    return qjax.IntegerGraph(graph.ir.replace(tensors=tensors))
+
+
+def exact_here(graph: Any) -> Any:
+    """The graph whose codes OpenVINO computes on this CPU: this one, or without VNNI the one of 7 bits."""
+    return graph if "vnni" in Path("/proc/cpuinfo").read_text() else narrowed(graph)
 
 
 def graph_of(name: str, seed: int = 0) -> tuple[Any, Any]:
