@@ -192,6 +192,8 @@ def convert(x: np.ndarray, dtype: Any) -> np.ndarray:
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return x != 0
+    if x.dtype.kind == "c" and dtype.kind != "c":
+        x = x.real
     if not is_float(x.dtype) or is_float(dtype):
         return x.astype(dtype)
     limits = np.iinfo(dtype)
@@ -446,6 +448,8 @@ def _windows(x: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilati
 
 def _window(fixed: Any) -> Callable[..., np.ndarray]:
     def reduce(out: Any, params: Any, x: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        if params.get("consts"):
+            raise unsupported("reduce_window", [x])
         (function,) = (fixed,) if fixed is not None else _steps_of(params, "reduce_window", [x])
         if _depends_on_order(function, x):
             raise unsupported("reduce_window_sum", [x])
@@ -581,7 +585,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "reduce_window_max": _window(np.maximum),
     "reduce_window_min": _window(np.minimum),
     "reduce_window_sum": _window(np.add),
-    "reshape": lambda out, params, x, *_: x.reshape(out.shape),
+    "reshape": lambda out, params, x, *_: x.transpose(params["dimensions"] or range(x.ndim)).reshape(out.shape),
     "rev": lambda out, params, x: np.flip(x, params["dimensions"]),
     "round": _round,
     "slice": _slice,

@@ -91,7 +91,8 @@ def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
 
 def _gather(p: Mapping[str, Any], x: ArrayLike, indices: ArrayLike) -> Any:
     mode = lax.GatherScatterMode[p["mode"]]
-    return lax.gather(x, indices, lax.GatherDimensionNumbers(*p["dimension_numbers"]), p["slice_sizes"], mode=mode)
+    numbers = lax.GatherDimensionNumbers(*p["dimension_numbers"])
+    return lax.gather(x, indices, numbers, p["slice_sizes"], mode=mode, fill_value=p["fill_value"])
 
 
 def _iota(p: Mapping[str, Any]) -> Any:
@@ -132,7 +133,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     "split": (("sizes", "axis"), lambda p, x: lax.split(x, p["sizes"], p["axis"])),
     "unstack": (("axis",), lambda p, x: [lax.index_in_dim(x, i, p["axis"], False) for i in range(x.shape[p["axis"]])]),
     "dynamic_slice": (("slice_sizes",), lambda p, x, *starts: lax.dynamic_slice(x, starts, p["slice_sizes"])),
-    "gather": (("dimension_numbers", "slice_sizes", "mode"), _gather),
+    "gather": (("dimension_numbers", "slice_sizes", "mode", "fill_value"), _gather),
     "pad": (("padding_config",), lambda p, x, value: lax.pad(x, value, p["padding_config"])),
     "concatenate": (("dimension",), lambda p, *args: lax.concatenate(args, p["dimension"])),
     "iota": (("dtype", "shape", "dimension"), _iota),
@@ -158,9 +159,21 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
 """Primitive -> (the parameters that are stored, a function that runs it on them and its operands)."""
 
 
+_WITHOUT_EFFECT = frozenset(
+    """sharding out_sharding weak_type precision preferred_element_type unique_indices indices_are_sorted""".split()  # noqa: SIM905
+)
+"""Parameters that do not change what a step computes, because the step states precision and dtype itself."""
+
+
 def encode(primitive: str, params: Mapping[str, Any]) -> list[Any] | None:
-    """A primitive's parameters as pairs of JSON values; None for a primitive outside of the set."""
+    """A primitive's parameters as pairs of JSON values.
+
+    None for a primitive outside of the set, or one with a parameter that its step would ignore.
+    """
     if primitive not in STEPS:
+        return None
+    ignored = params.keys() - set(STEPS[primitive][0]) - _WITHOUT_EFFECT
+    if any(params[name] is not None for name in ignored):
         return None
     return [[name, _plain(params[name])] for name in STEPS[primitive][0]]
 
@@ -168,7 +181,7 @@ def encode(primitive: str, params: Mapping[str, Any]) -> list[Any] | None:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, (bool, str, float)):
         return value
     if hasattr(value, "name") and str(getattr(value, "name", "")) in (*_FFT, *_GATHERS):
         return str(value.name)

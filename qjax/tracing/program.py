@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
 from qjax.numerics.meshes import automatic_view, mesh_of, spec_of, typed, untyped, varying_alike, varying_as
@@ -321,6 +322,9 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
+        if name == "reshape" and eqn.params["dimensions"] is not None:
+            _inline(_transposed_first(eqn), inputs, eqn, env, here, line, out)
+            continue
         if (alone := single_device_shard_map.body_of(eqn)) is not None:
             with single_device_shard_map.inside(eqn):
                 _inline(alone, inputs, eqn, env, here, line, out)
@@ -366,6 +370,12 @@ def _inline(
     _read(inner.jaxpr, local, scope, line, out)
     for outer, var in zip(eqn.outvars, inner.jaxpr.outvars, strict=True):
         env[outer] = _lookup(var, local)
+
+
+def _transposed_first(eqn: Any) -> Any:
+    """`lax.reshape(x, sizes, dimensions)`, which reads the axes in another order, as a transposition and a reshape."""
+    order, sizes, (x,) = eqn.params["dimensions"], eqn.params["new_sizes"], eqn.invars
+    return jax.make_jaxpr(lambda x: lax.reshape(lax.transpose(x, order), sizes))(x.aval)
 
 
 def _is_relu(closed: Any) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from qjax.jaxprs.evaluator import evaluate, run_in_numpy
+from qjax.jaxprs.evaluator import Evaluator, evaluate, run_in_numpy
+from qjax.jaxprs.rules import RULES
 from qjax.run.interpreter import Interpreter
 from qjax.support.errors import Unsupported
 from tests.export.emit.test_every_target import Everything, chosen, diagonal, merged
@@ -141,6 +142,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "slice": lambda x: x[1:4:2, ::-1, 2:5],
     "reversed": lambda x: lax.rev(x, (0, 2)),
     "transposed": lambda x: x.transpose(2, 0, 1),
+    "reshaped in another order": lambda x: lax.reshape(x, (12, 10), (2, 0, 1)),
     "broadcast": lambda x: lax.broadcast_in_dim(x[:, :1], (4, 3, 6), (0, 1, 2)),
     "joined": lambda x: jnp.concatenate([x, x[:, :2]], 1),
     "stacked": lambda x: jnp.stack([x, x], 1),
@@ -195,6 +197,59 @@ MOVES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", MOVES)
 def test_moves_reductions_and_control_flow(name):
     assert_equal(MOVES[name], X)
+
+
+WITHOUT_EFFECT = {
+    *("sharding", "out_sharding", "weak_type", "precision", "unique_indices", "indices_are_sorted"),
+    # what these decide is the shape and the dtype of the result
+    *(
+        "new_sizes",
+        "shape",
+        "dtype",
+        "index_dtype",
+        "new_dtype",
+        "preferred_element_type",
+        "is_stable",
+        # a function of Python, beside its program
+        "computation",
+    ),
+}
+
+
+def test_every_parameter_of_a_primitive_is_read():
+    """A rule that ignores one computes another function as soon as somebody sets it."""
+    ignored: dict[str, set[str]] = {}
+
+    def recorded(name, rule):
+        def run(out, params, *operands):
+            read = Recorded(params)
+            result = rule(out, read, *operands)
+            ignored[name] = ignored.get(name, params.keys()) & params.keys() - read.keys_read - WITHOUT_EFFECT
+            return result
+
+        return run
+
+    evaluator = Evaluator({name: recorded(name, rule) for name, rule in RULES.items()})
+    for function in MOVES.values():
+        evaluator.evaluate(jax.make_jaxpr(function)(X), X)
+    dimensions = {"expand_dims": {"dimensions"}, "squeeze": {"dimensions"}}
+    assert {name: names for name, names in ignored.items() if names} == {
+        k: v for k, v in dimensions.items() if k in ignored
+    }
+
+
+class Recorded(dict[str, Any]):
+    def __init__(self, params):
+        super().__init__(params)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key):
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, default=None):
+        self.keys_read.add(key)
+        return super().get(key, default)
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ def test_one_layer_of_several() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:quantize. parts under qjax.Dynamic stay in float")
 def test_a_block_of_a_transformer(tmp_path: Any) -> None:
     x = normal(2, 5, 8, seed=10)
     qmodel, graph = agree(Stack(), Recipe(overrides={"block/mlp": Dynamic(per="row")}), x)

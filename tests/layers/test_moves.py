@@ -80,6 +80,7 @@ MOVES = {
     "reflect": lambda y: jnp.pad(y, ((0, 0), (1, 2), (2, 0)), mode="reflect"),
     "wrap": lambda y: jnp.pad(y, ((0, 0), (1, 2), (2, 0)), mode="wrap"),
     "depth to space": lambda y: y.reshape(-1, 2, 2, 2, 3).transpose(0, 1, 3, 2, 4).reshape(-1, 4, 6),
+    "another order": lambda y: lax.reshape(y, (y.shape[0], 6, 4), (0, 2, 1)),
     "swap": lambda y: jnp.moveaxis(y, 1, 2)[..., None].squeeze(-1),
     "strided": lambda y: y[:, ::2, 1::3],
     "backwards": lambda y: y[:, ::-2],

@@ -167,3 +167,23 @@ def test_verify_compares_outputs_that_are_real_numbers() -> None:
     assert [(real.compared, real.differ) for real in moved.reals] == [(16 * 3, 16 * 3)]
     assert not moved.exact
     assert "48 of 48 numbers differ, by at most 0.5" in str(moved)
+
+
+class Filled(nnx.Module):
+    """Reads a place that does not exist, for which the user states a number."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.take(self.inner(x), jnp.asarray([1, 9]), axis=1, mode="fill", fill_value=3.5)
+
+
+def test_a_parameter_of_a_step_is_stored_or_refused() -> None:
+    model = Filled(nnx.Rngs(0))
+    graph = qjax.convert(qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.FLOAT}), X), X)
+    again = IntegerGraph(from_bytes(to_bytes(graph.ir)))
+    np.testing.assert_array_equal(again(X), graph(X))
+    np.testing.assert_allclose(again(X), model(X), atol=1e-6)
+    assert float_programs.encode("reshape", {"new_sizes": (2, 3), "dimensions": None, "sharding": None}) is not None
+    assert float_programs.encode("reshape", {"new_sizes": (2, 3), "dimensions": (1, 0), "sharding": None}) is None

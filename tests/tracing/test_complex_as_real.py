@@ -214,6 +214,7 @@ MODELS = [rotation, mixing, filtering, operator, spectrogram, state_space, recur
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:.*a single number")  # the imaginary part of a mean is 0
 @pytest.mark.parametrize("function", MODELS)
 def test_models(function):
     x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH))

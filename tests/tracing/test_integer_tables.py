@@ -93,6 +93,7 @@ def test_the_sine_of_many_positions_is_one_table(count):
     ],
 )
 @pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:Output .* never leave")
 def test_the_range_of_the_calibrated_integers_is_that_of_the_table(function, state):
     qmodel = quantized(function, batch(-3, 6), **state)
     with pytest.raises(ValueError, match="expected integers from -3 to 5, got 0 to 2047"):

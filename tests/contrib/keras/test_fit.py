@@ -82,9 +82,8 @@ def test_what_fit_trains_is_what_ships(tmp_path):
     with pytest.raises(ValueError, match=r"first|variable|shape"):
         qjax.to_keras(qjax.quantize(qjax.from_keras(wider), qjax.Recipe(), X[:4])).load_weights(path)
     third = qjax.to_keras(quantized(bits=4)[1])
-    third.load_weights(path)
     with pytest.raises(ValueError, match="first/kernel"):
-        assert third.qmodel
+        third.load_weights(path)
 
 
 DISTRIBUTED = """

@@ -149,6 +149,7 @@ def test_attention_and_groups():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:.*a single number")  # the bias of a new GRU
 def test_recurrent_layers_with_a_mask():
     inputs = keras.Input((4,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True, name="tokens")(inputs)
@@ -199,6 +200,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_layers_that_act_in_training(name):
     build, sample = TRAINED[name]
     keras.utils.set_random_seed(3)
