@@ -75,21 +75,10 @@ def found() -> list[tuple[str, str, bool]]:
 
     from qjax.runtimes import RUNTIMES
 
-    needs = {
-        "executorch": "executorch",
-        "litert": "ai_edge_litert",
-        "onnx": "onnxruntime",
-        "tflite_micro": "tflite_micro",
-        "stablehlo": "jax",
-        "verilog": "alkaid",
-    }
     rows: list[tuple[str, str, bool]] = []
     for name, runtime in RUNTIMES.items():
-        if runtime.module == "c":
-            here = any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
-        else:
-            here = importlib.util.find_spec(needs[runtime.module]) is not None
-            here = here and (runtime.module != "verilog" or shutil.which("iverilog") is not None)
+        here = all(importlib.util.find_spec(package) is not None for package in runtime.packages)
+        here &= not runtime.programs or any(shutil.which(program) for program in runtime.programs)
         rows.append((name, "installed" if here else "not installed", True))
     return rows
 

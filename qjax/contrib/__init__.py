@@ -22,7 +22,8 @@ register_runtime(
         "",
         "ExecuTorch's XNNPACK delegate on a .pte",
         ("executorch_xnnpack",),
-        "python -m pip install executorch",
+        packages=("executorch",),
+        install="python -m pip install executorch",
     ),
 )
 register_runtime(
@@ -31,6 +32,8 @@ register_runtime(
         "qjax.contrib.rtl.verilog",
         "",
         "Icarus Verilog on the emitted Verilog",
+        packages=("alkaid",),
+        programs=("iverilog",),
         install='python -m pip install "qjax-quant[rtl]", and iverilog from the system\'s packages',
     ),
 )

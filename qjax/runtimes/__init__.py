@@ -20,52 +20,66 @@ class Runtime:
     module: its address; `prepare(graph, folder, batch, mode, options) -> Run` writes the model into the folder and
       loads it. mode: which of its engines. what: a description for the help.
     targets: the targets whose rounding it computes; of two, one is for AArch64 (NAME_arm). () means any target, because
-      the file itself determines the rounding. install: how to install it.
+      the file itself determines the rounding.
+    packages: the Python packages that it needs. programs: of these it needs one. install: how to install it.
     """
 
     module: str
     mode: str
     what: str
     targets: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
     install: str = ""
 
 
-_LITERT = 'python -m pip install "qjax-quant[tflite]"'
-_ONNX = 'python -m pip install "qjax-quant[onnx]"'
-_MICRO = "python -m pip install --pre tflite-micro (Linux on x86-64; it has nightly builds only)"
-_GCC = "gcc or clang from the system's packages"
+_TFLITE = {"packages": ("ai_edge_litert",), "install": 'python -m pip install "qjax-quant[tflite]"'}
+_ONNX = {"packages": ("onnxruntime",), "install": 'python -m pip install "qjax-quant[onnx]"'}
 
-RUNTIMES = {
-    "c": Runtime("qjax.runtimes.c", "", "C99 compiled for this machine", install=_GCC),
+RUNTIMES: dict[str, Runtime] = {
+    "c": Runtime(
+        "qjax.runtimes.c",
+        "",
+        "C99 compiled for this machine",
+        programs=("cc", "gcc", "clang"),
+        install="gcc or clang from the system's packages",
+    ),
     "litert": Runtime(
         "qjax.runtimes.litert",
         "AUTO",
         "LiteRT's default, XNNPACK, on a .tflite",
         ("tflite_xnnpack", "tflite_xnnpack_arm"),
-        _LITERT,
+        **_TFLITE,
     ),
     "litert-optimized": Runtime(
         "qjax.runtimes.litert",
         "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
         "LiteRT's optimised kernels on a .tflite",
         ("tflite_optimized_x86", "tflite_optimized_arm"),
-        _LITERT,
+        **_TFLITE,
     ),
     "litert-reference": Runtime(
-        "qjax.runtimes.litert", "BUILTIN_REF", "LiteRT's reference kernels on a .tflite", ("tflite_reference",), _LITERT
+        "qjax.runtimes.litert",
+        "BUILTIN_REF",
+        "LiteRT's reference kernels on a .tflite",
+        ("tflite_reference",),
+        **_TFLITE,
     ),
-    "onnx-reference": Runtime(
-        "qjax.runtimes.onnx", "reference", "the interpreter of the ONNX specification", install=_ONNX
-    ),
+    "onnx-reference": Runtime("qjax.runtimes.onnx", "reference", "the interpreter of the ONNX specification", **_ONNX),
     "onnxruntime": Runtime(
-        "qjax.runtimes.onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default", install=_ONNX
+        "qjax.runtimes.onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default", **_ONNX
     ),
     "onnxruntime-plain": Runtime(
-        "qjax.runtimes.onnx", "plain", "ONNX Runtime's CPU provider without its graph optimiser", install=_ONNX
+        "qjax.runtimes.onnx", "plain", "ONNX Runtime's CPU provider without its graph optimiser", **_ONNX
     ),
-    "stablehlo": Runtime("qjax.runtimes.stablehlo", "", "XLA on a file of jax.export"),
+    "stablehlo": Runtime("qjax.runtimes.stablehlo", "", "XLA on a file of jax.export", packages=("jax",)),
     "tflite-micro": Runtime(
-        "qjax.runtimes.tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn"), _MICRO
+        "qjax.runtimes.tflite_micro",
+        "",
+        "TFLite Micro on a .tflite",
+        ("tflite_micro", "cmsis_nn"),
+        packages=("tflite_micro",),
+        install="python -m pip install --pre tflite-micro (Linux on x86-64; it has nightly builds only)",
     ),
 }
 """The runtimes by the name that the command line takes."""
@@ -79,6 +93,9 @@ def register_runtime(name: str, runtime: Runtime) -> None:
     """
     if RUNTIMES.setdefault(name, runtime) != runtime:
         raise ValueError(f"register_runtime: expected a new name, got {name!r}, which {RUNTIMES[name].module} has.")
+    ordered = sorted(RUNTIMES.items())
+    RUNTIMES.clear()
+    RUNTIMES.update(ordered)
 
 
 def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, Any]) -> Run:

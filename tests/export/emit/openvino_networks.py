@@ -99,11 +99,11 @@ def images(count: int, seed: int) -> np.ndarray:
 
 def narrowed(graph: Any) -> Any:
     """The graph with weights of 7 bits: without VNNI, pairs of products of uint8 and int8 saturate to int16."""
+    weights = {k: t for k, t in graph.ir.tensors.items() if t.dtype == "int8" and t.value is not None}
     tensors = {
-        key: dataclasses.replace(tensor, value=np.clip(tensor.value, -63, 63)) if tensor.dtype == "int8" else tensor
-        for key, tensor in graph.ir.tensors.items()
+        key: dataclasses.replace(tensor, value=np.clip(tensor.value, -63, 63)) for key, tensor in weights.items()
     }
-    return qjax.IntegerGraph(graph.ir.replace(tensors=tensors))
+    return qjax.IntegerGraph(graph.ir.replace(tensors={**graph.ir.tensors, **tensors}))
 
 
 def exact_here(graph: Any) -> Any:
