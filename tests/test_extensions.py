@@ -37,11 +37,12 @@ def prepare(graph, folder, batch, mode, options):
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    before = [(registry, dict(registry)) for registry in (EMITTERS, RUNTIMES)]
+    emitters, runtimes = dict(EMITTERS), dict(RUNTIMES)
     yield
-    for registry, entries in before:
-        registry.clear()
-        registry.update(entries)
+    EMITTERS.clear()
+    EMITTERS.update(emitters)
+    RUNTIMES.clear()
+    RUNTIMES.update(runtimes)
 
 
 @pytest.mark.usefixtures("registries")

@@ -193,7 +193,7 @@ def convert(x: np.ndarray, dtype: Any) -> np.ndarray:
     if dtype.kind == "b":
         return x != 0
     if x.dtype.kind == "c" and dtype.kind != "c":
-        x = x.real
+        x = np.real(x)
     if not is_float(x.dtype) or is_float(dtype):
         return x.astype(dtype)
     limits = np.iinfo(dtype)

@@ -5,6 +5,7 @@ first use.
 """
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,8 +34,12 @@ class Runtime:
     install: str = ""
 
 
-_TFLITE = {"packages": ("ai_edge_litert",), "install": 'python -m pip install "qjax-quant[tflite]"'}
-_ONNX = {"packages": ("onnxruntime",), "install": 'python -m pip install "qjax-quant[onnx]"'}
+_litert = functools.partial(
+    Runtime, "qjax.runtimes.litert", packages=("ai_edge_litert",), install='python -m pip install "qjax-quant[tflite]"'
+)
+_onnx = functools.partial(
+    Runtime, "qjax.runtimes.onnx", packages=("onnxruntime",), install='python -m pip install "qjax-quant[onnx]"'
+)
 
 RUNTIMES: dict[str, Runtime] = {
     "c": Runtime(
@@ -44,34 +49,16 @@ RUNTIMES: dict[str, Runtime] = {
         programs=("cc", "gcc", "clang"),
         install="gcc or clang from the system's packages",
     ),
-    "litert": Runtime(
-        "qjax.runtimes.litert",
-        "AUTO",
-        "LiteRT's default, XNNPACK, on a .tflite",
-        ("tflite_xnnpack", "tflite_xnnpack_arm"),
-        **_TFLITE,
-    ),
-    "litert-optimized": Runtime(
-        "qjax.runtimes.litert",
+    "litert": _litert("AUTO", "LiteRT's default, XNNPACK, on a .tflite", ("tflite_xnnpack", "tflite_xnnpack_arm")),
+    "litert-optimized": _litert(
         "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
         "LiteRT's optimised kernels on a .tflite",
         ("tflite_optimized_x86", "tflite_optimized_arm"),
-        **_TFLITE,
     ),
-    "litert-reference": Runtime(
-        "qjax.runtimes.litert",
-        "BUILTIN_REF",
-        "LiteRT's reference kernels on a .tflite",
-        ("tflite_reference",),
-        **_TFLITE,
-    ),
-    "onnx-reference": Runtime("qjax.runtimes.onnx", "reference", "the interpreter of the ONNX specification", **_ONNX),
-    "onnxruntime": Runtime(
-        "qjax.runtimes.onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default", **_ONNX
-    ),
-    "onnxruntime-plain": Runtime(
-        "qjax.runtimes.onnx", "plain", "ONNX Runtime's CPU provider without its graph optimiser", **_ONNX
-    ),
+    "litert-reference": _litert("BUILTIN_REF", "LiteRT's reference kernels on a .tflite", ("tflite_reference",)),
+    "onnx-reference": _onnx("reference", "the interpreter of the ONNX specification"),
+    "onnxruntime": _onnx("optimized", "ONNX Runtime's CPU provider, optimised as by default"),
+    "onnxruntime-plain": _onnx("plain", "ONNX Runtime's CPU provider without its graph optimiser"),
     "stablehlo": Runtime("qjax.runtimes.stablehlo", "", "XLA on a file of jax.export", packages=("jax",)),
     "tflite-micro": Runtime(
         "qjax.runtimes.tflite_micro",
