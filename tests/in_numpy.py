@@ -68,7 +68,9 @@ def install() -> None:
         Switch.on = False
         # JAX must not ask itself for the one operation that it is being asked for
         try:
-            results = (_EVALUATOR if len(jaxpr.eqns) > 1 else _WITHOUT_JAX).evaluate(jaxpr, *arguments)
+            results = (_EVALUATOR if len(jaxpr.eqns) > 1 else _WITHOUT_JAX).evaluate(
+                jaxpr, *_as_traced(jaxpr, arguments)
+            )
         except Unsupported:
             return compiled(*arguments, jaxpr=jaxpr, **options)
         finally:
@@ -82,6 +84,14 @@ def install() -> None:
 
     pjit._pjit_call_impl_python = call
     dispatch.xla_primitive_callable = primitive
+
+
+def _as_traced(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with the dtypes of the trace: JAX narrows what a caller gives in 64 bits."""
+    return [
+        x.astype(aval.dtype) if isinstance(x, np.ndarray) and x.dtype != aval.dtype else x
+        for x, aval in zip(arguments, jaxpr.in_avals, strict=True)
+    ]
 
 
 class _Operation:

@@ -136,7 +136,7 @@ class Cached(nnx.Module):
 def decoder() -> dict[str, Any]:
     text, positions = decoding.call(decoding.text(length=4), 0)
     cache = decoding.empty()
-    step = {"tokens": text[:, :1], "positions": positions[:, :1], "cache": cache, "mask": jnp.ones((2, 1), bool)}
+    step = {"tokens": text[:, 1:2], "positions": positions[:, 1:2], "cache": cache, "mask": jnp.ones((2, 1), bool)}
     whole = {"text": text, "positions_of_text": positions, "empty_cache": cache, "mask_of_text": jnp.ones((2, 4), bool)}
     net = Cached()
     x = jax.random.normal(jax.random.key(0), (2, 1, 8))

@@ -72,8 +72,15 @@ SLOW = (
     "docs/training-loop.md",
 )
 
+OF_XLA = ("docs/training-loop.md",)
+"""Pages that compare a step under jit with the same step elsewhere, to the bit."""
 
-@pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])
+
+def _marks(page: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.exhaustive] * (page in SLOW) + [pytest.mark.compiled] * (page in OF_XLA)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=_marks(p)) for p in PAGES])
 @pytest.mark.sampled(3)
 def test_a_page_runs(page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, in one folder: Python in one namespace, a C file under the name in its first line."""
