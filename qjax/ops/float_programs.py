@@ -56,7 +56,7 @@ def _conv(p: Mapping[str, Any], x: Any, w: Any) -> Any:
     return products.convolution(
         x,
         w,
-        None,
+        _accumulator(p),
         window_strides=p["window_strides"],
         padding=p["padding"],
         lhs_dilation=p["lhs_dilation"],
@@ -84,9 +84,13 @@ def _window(initial: Any, reducer: Any) -> Step:
 
 
 def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
-    # a sum of codes needs more bits than a code
-    kind = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else None
-    return products.dot_general(x, w, p["dimension_numbers"], kind)
+    return products.dot_general(x, w, p["dimension_numbers"], _accumulator(p))
+
+
+def _accumulator(p: Mapping[str, Any]) -> Any:
+    """The dtype in which the model asks for the sums; None: that of the operands."""
+    kind = p["preferred_element_type"]
+    return None if kind is None else jnp.dtype(kind)
 
 
 def _gather(p: Mapping[str, Any], x: ArrayLike, indices: ArrayLike) -> Any:
@@ -146,11 +150,11 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     ),
     "reduce_window_sum": (_WINDOW, _window(0, lax.add)),
     "reduce_window_max": (_WINDOW, _window(-np.inf, lax.max)),
-    "dot_general": (("dimension_numbers",), _dot),
+    "dot_general": (("dimension_numbers", "preferred_element_type"), _dot),
     "conv_general_dilated": (
         (
             *("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"),
-            *("feature_group_count", "batch_group_count"),
+            *("feature_group_count", "batch_group_count", "preferred_element_type"),
         ),
         _conv,
     ),
@@ -160,7 +164,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
 
 
 _WITHOUT_EFFECT = frozenset(
-    """sharding out_sharding weak_type precision preferred_element_type unique_indices indices_are_sorted""".split()  # noqa: SIM905
+    """sharding out_sharding weak_type precision unique_indices indices_are_sorted""".split()  # noqa: SIM905
 )
 """Parameters that do not change what a step computes, because the step states precision and dtype itself."""
 

@@ -169,21 +169,41 @@ def test_verify_compares_outputs_that_are_real_numbers() -> None:
     assert "48 of 48 numbers differ, by at most 0.5" in str(moved)
 
 
-class Filled(nnx.Module):
-    """Reads a place that does not exist, for which the user states a number."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.inner = nnx.Linear(8, 8, rngs=rngs)
+class Of(nnx.Module):
+    def __init__(self, function: Any) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(3), (8, 4)))
+        self.function = function
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jnp.take(self.inner(x), jnp.asarray([1, 9]), axis=1, mode="fill", fill_value=3.5)
+        return self.function(x, self.w[...]).astype(jnp.float32)
 
 
-def test_a_parameter_of_a_step_is_stored_or_refused() -> None:
-    model = Filled(nnx.Rngs(0))
+def _codes(x: jax.Array) -> jax.Array:
+    return jnp.round(20 * x).astype(jnp.int8)
+
+
+SETTINGS = {
+    "another order": lambda x, w: jax.lax.reshape(x @ w, (4, x.shape[0]), (1, 0)).T,
+    "a number in place of what is not there": lambda x, w: jnp.take(
+        x @ w, jnp.asarray([1, 9]), axis=1, mode="fill", fill_value=3.5
+    ),
+    "wide sums": lambda x, w: jax.lax.dot(
+        x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    ),
+    "sums that wrap": lambda x, w: jax.lax.dot(_codes(x), _codes(w)),
+    "sums that do not": lambda x, w: jax.lax.dot(_codes(x), _codes(w), preferred_element_type=jnp.int32),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_a_model_sets_is_what_a_float_part_computes(name: str) -> None:
+    model = Of(SETTINGS[name])
     graph = qjax.convert(qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.FLOAT}), X), X)
     again = IntegerGraph(from_bytes(to_bytes(graph.ir)))
     np.testing.assert_array_equal(again(X), graph(X))
-    np.testing.assert_allclose(again(X), model(jnp.asarray(X)), atol=1e-6)
+    np.testing.assert_allclose(again(X), model(jnp.asarray(X)), rtol=1e-6, atol=1e-6)
+
+
+def test_a_setting_that_a_step_does_not_store_is_refused() -> None:
     assert float_programs.encode("reshape", {"new_sizes": (2, 3), "dimensions": None, "sharding": None}) is not None
     assert float_programs.encode("reshape", {"new_sizes": (2, 3), "dimensions": (1, 0), "sharding": None}) is None
