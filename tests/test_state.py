@@ -144,6 +144,28 @@ def test_every_use_outside_of_jit_compares() -> None:
             use()
 
 
+def test_a_donated_model_takes_the_state_that_its_step_returns() -> None:
+    """The loop of flax's gemma: `jax.jit` donates model and optimizer, and `nnx.update` writes back what it returns."""
+    qmodel = qjax.quantize(Net(nnx.Rngs(0)), Recipe(), X)
+    optimizer = nnx.Optimizer(qmodel, optax.sgd(0.1), wrt=nnx.Param)
+
+    @functools.partial(jax.jit, donate_argnames=("qmodel", "optimizer"))
+    def step(qmodel: Any, optimizer: Any, x: Any) -> Any:
+        graphdef, params, rest = nnx.split(qmodel, nnx.Param, ...)
+        grads = jax.grad(lambda params: jnp.sum(nnx.merge(graphdef, params, rest)(x) ** 2))(params)
+        optimizer.update(qmodel, grads)
+        return nnx.state((qmodel, optimizer))
+
+    before = np.asarray(qmodel.model.head.kernel[...])
+    for _ in range(2):
+        nnx.update((qmodel, optimizer), step(qmodel, optimizer, X))
+    assert not np.array_equal(qmodel.model.head.kernel[...], before)
+    assert qmodel(X).shape == (8, 4)
+    other = qjax.quantize(Net(nnx.Rngs(0)), OTHERS["bits of weights"][0], X)
+    with pytest.raises(ValueError, match=OTHERS["bits of weights"][1]):
+        nnx.update(other, nnx.state(qmodel))
+
+
 def test_quantizers_that_the_state_lacks_or_has_beyond_the_models() -> None:
     few: Any = with_float_head()
     few.fingerprint.set_raw_value(quantized().fingerprint.get_raw_value())

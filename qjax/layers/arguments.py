@@ -1,4 +1,4 @@
-"""Passes the arguments of a batch to a function, also to its keyword-only parameters."""
+"""Brings the arguments of a call into one form, however the caller has written them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -26,3 +26,37 @@ def with_keywords(
     if len(args) - positional > len(free):
         return tuple(args), dict(kwargs)
     return tuple(args[:positional]), {**kwargs, **dict(zip(free, args[positional:], strict=False))}
+
+
+def by_position(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with every argument by position that can be, so that equal calls have equal names for their inputs.
+
+    A parameter that the call leaves out gets its default where a later one is given.
+
+    Examples:
+      ```python
+      def f(x, cache=None, mask=None, *, train=False): ...
+
+
+      by_position(f, (x,), {"mask": m, "train": True})  # ((x, None, m), {"train": True})
+      ```
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a callable without a known signature
+        return tuple(args), dict(kwargs)
+    placed, named = list(args), dict(kwargs)
+    for parameter in parameters[len(placed) :]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or not named:
+            break
+        if parameter.name in named:
+            placed.append(named.pop(parameter.name))
+        elif parameter.default is not parameter.empty and any(
+            p.name in named and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters
+        ):
+            placed.append(parameter.default)
+        else:
+            break
+    return tuple(placed), named

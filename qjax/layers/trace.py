@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.layers.arguments import with_keywords
+from qjax.layers.arguments import by_position, with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
 from qjax.layers.static_key import MayChangeError, key
 from qjax.numerics.meshes import automatic, explicit_mesh, with_batch
@@ -128,10 +129,11 @@ def trace(
       TraceError: the model raises one of Python's common errors; or a shape or a branch depends on data.
     """
     _check_arguments(model, args, kwargs)
+    args, kwargs = by_position(model.__call__, args, kwargs)
     leaves = jax.tree.leaves((tuple(args), kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
     arrays = [as_array(leaves[i]) for i in dynamic]
-    labels = _labels(args, kwargs, dynamic)
+    labels = _labels(model, args, kwargs, dynamic)
     state = nnx.state(model)
     state_leaves, state_tree = jax.tree.flatten(state)
     flat = jax.tree_util.tree_flatten_with_path(state)[0]
@@ -153,7 +155,7 @@ def trace(
         _out_tree=out_tree,
         _state_tree=state_tree,
         _n_state=len(state_leaves),
-        aliases=_aliases(model, args, labels),
+        aliases=labels,
         adapters=frozenset(value for value, (path, _) in inputs if _keys(path) in adapters),
     )
 
@@ -301,16 +303,32 @@ def _variable(path: Any) -> tuple[str, ...]:
     return _keys(keys[: ends[-1] + 1] if ends else keys)
 
 
-def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int]) -> list[str]:
-    if len(dynamic) == 1:
-        return ["input"]
+def _labels(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int]) -> dict[str, str]:
+    """The names of the arrays of a call, each with the name of its argument in the model's `__call__`.
+
+    Flags, None and random keys beside them change no name.
+    """
     paths = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))[0]
-    labels: list[str] = []
-    for i in dynamic:
-        keys = _keys(paths[i][0])
+    keys = [_keys(paths[i][0]) for i in dynamic]
+    data = [own[:2] for own in keys if not _is_random(args[int(own[1])] if own[0] == "0" else kwargs[own[1]])]
+    alone = all(whole == ("0", "0") for whole in data)
+    named = positional(model)
+    labels: dict[str, str] = {}
+    for kind, argument, *rest in keys:
+        whole = kind, argument
         # Parts of a single argument need no leading number.
-        labels.append("input/" + "/".join(keys[2 if len(args) == 1 and not kwargs else 1 :]))
+        parts = rest if alone and whole == ("0", "0") else [argument, *rest]
+        label = "input" if data == [whole] else "/".join(("input", *parts))
+        by_position = kind == "0" and int(argument) < len(named)
+        labels[label] = "/".join((named[int(argument)] if by_position else argument, *rest))
     return labels
+
+
+def _is_random(argument: Any) -> bool:
+    """Whether an argument is a key of random numbers or their source."""
+    if isinstance(argument, (nnx.Rngs, nnx.RngStream)):
+        return True
+    return isinstance(argument, jax.Array) and jnp.issubdtype(argument.dtype, jax.dtypes.prng_key)
 
 
 def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -371,20 +389,6 @@ def positional(model: nnx.Module) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.__call__).parameters.values() if callable(model) else ()
     return [p.name for p in parameters if p.kind in kinds]
-
-
-def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
-    """Label -> the argument's name in the model's `__call__`, followed by the path within it."""
-    named = positional(model)
-    found: dict[str, str] = {}
-    for label in labels:
-        first, _, rest = label.removeprefix("input").removeprefix("/").partition("/")
-        if first.isdigit() and len(args) > 1:
-            first = named[int(first)] if int(first) < len(named) else first
-        elif len(args) == 1 and named:
-            first, rest = named[0], label.removeprefix("input").removeprefix("/")
-        found[label] = f"{first}/{rest}" if rest else first
-    return found
 
 
 def _explain_jax_error(error: Exception) -> str:

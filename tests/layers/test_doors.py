@@ -76,6 +76,44 @@ def test_keyword_only_arguments_follow_the_positional_ones():
         qjax.from_linen(Named(), variables)(X, X[:, :2])
 
 
+class Positions(nnx.Module):
+    """As the decoders of flax's examples, which training calls by keywords and with the source of its random numbers."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, positions, cache=None, mask=None, rngs=None):
+        y = self.dense(x) * jax.numpy.sin(positions.astype(np.float32) / 3)[:, None]
+        return y if mask is None else jax.numpy.where(mask[:, None], y, np.float32(0))
+
+
+def test_a_call_is_the_same_with_and_without_keywords():
+    positions, mask = np.arange(3, dtype=np.int32), np.array([True, False, True])
+    qmodel = qjax.quantize(Positions(), qjax.Recipe(), (X, positions, None, mask))
+    qmodel.eval()
+    by_position = qmodel(X, positions, None, mask)
+    assert np.array_equal(qmodel(X, mask=mask, positions=positions), by_position)
+    assert np.array_equal(qmodel(X, positions, cache=None, mask=mask, rngs=nnx.Rngs(0)), by_position)
+    graph = qjax.convert(qmodel, (X, positions, None, mask))
+    assert np.array_equal(graph(X, positions, None, mask), by_position)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'masks'"):
+        qmodel(X, positions, masks=mask)
+
+
+def test_flags_and_random_numbers_do_not_change_the_names_of_inputs():
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.dense = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, pair, double=False, rngs=None):
+            return self.dense(pair["a"] + pair["b"]) * (2 if double else 1)
+
+    qmodel = qjax.quantize(Pair(), qjax.Recipe(), {"a": X, "b": X})
+    qmodel.eval()
+    assert {"input/a", "input/b"} <= set(qmodel.plan.by_name)
+    assert np.array_equal(qmodel({"a": X, "b": X}, False, nnx.Rngs(0)), qmodel({"a": X, "b": X}))
+
+
 @pytest.mark.exhaustive
 def test_a_flag_of_nnx_by_keyword():
     graphs = [exact_graph(NamedNnx(), (X, flag)) for flag in (True, False)]
