@@ -15,6 +15,7 @@ RULES = {
     "int16x8": "a multiplier of 15 bits, and one rounding with ties up",
     "nearest_away": "one rounding of the exact product, ties away from zero",
     "nearest_even": "one rounding of the exact product, ties to even",
+    "nemo": "an integer multiplier, then one right shift that rounds down",
     "neon": "the high word rounded with ties up, then a right shift rounded with ties up",
     "nvdla": "a 16-bit scale, then one right shift with ties away from zero",
     "openvino": "the product in float32 plus a float32 bias that includes the zero point; ties to even",
