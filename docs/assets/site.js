@@ -15,7 +15,10 @@ function keepWhole(node) {
 }
 
 const widths = new ResizeObserver((entries) => {
-  for (const { target } of entries) target.classList.toggle("wide", target.scrollWidth > target.clientWidth + 1);
+  for (const { target } of entries) {
+    target.classList.remove("wide"); // it widens the table
+    target.classList.toggle("wide", target.scrollWidth > target.clientWidth + 1);
+  }
 });
 
 function complete() {
