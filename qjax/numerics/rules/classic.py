@@ -24,8 +24,7 @@ from qjax.numerics.rules.registry import Call
 def nearest_even(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """Round the exact product once, ties to even; the rule is unbiased and is qjax's default.
 
-    In real numbers it is rint(acc * M / 2^(31-s)), which IEEE arithmetic would compute if it had no intermediate
-    results.
+    In real numbers it is rint(acc * M / 2^(31-s)), rounded once as in IEEE arithmetic, without an intermediate result.
     """
     return _one_shift(acc, m, Rounding.NEAREST_EVEN)
 
