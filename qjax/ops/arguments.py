@@ -81,7 +81,7 @@ class TopKFields(Axis):
 
 @register
 class TopK(GridOp):
-    """`lax.top_k`: node 0 has the k largest elements in order, node 1 their indices (int32). Ties keep their order.
+    """`lax.top_k`: node 0 holds the k largest elements in order, node 1 their indices (int32). Ties keep their order.
 
     attributes: k, axis.
     """

@@ -33,7 +33,7 @@ from qjax.ops.float_accumulator import Pending
 class Divide(Elementwise):
     """y = x0 / x1, both data: one exact rounding of the quotient of codes, ties to even.
 
-    With a divisor of 0 the result is an end of the range, by the dividend's sign; 0 / 0 is the code of 0.
+    With a divisor of 0 the result is the end of the range that has the dividend's sign; 0 / 0 is the code of 0.
     """
 
     name = "divide"

@@ -20,7 +20,7 @@ class Fields(TypedDict):
 
 @register
 class Extremum(Elementwise):
-    """`lax.max` and `lax.min` of two tensors. A constant beyond the grid is the grid's end, in training too.
+    """`lax.max` and `lax.min` of two tensors; a constant beyond the grid is clipped to the grid's end, in training too.
 
     attributes: function, max or min. constants: value, the codes of a constant operand, int32.
     """

@@ -145,7 +145,10 @@ class _Step(Op):
 
 @register
 class LstmCell(_Step):
-    """The next cell. The gates are those of input, forget and cell; `logistic`, `tanh`: int16 (65536,)."""
+    """The next cell state, computed from the gates of input, forget and cell.
+
+    constants: the tables `logistic` and `tanh`, int16 (65536,).
+    """
 
     name = "lstm_cell"
 
@@ -186,7 +189,10 @@ class LstmCell(_Step):
 
 @register
 class LstmHidden(_Step):
-    """The next hidden state, of the next cell. The gate is the output's; `logistic`, `tanh`: int16 (65536,)."""
+    """The next hidden state, computed from the next cell state and the output gate.
+
+    constants: the tables `logistic` and `tanh`, int16 (65536,).
+    """
 
     name = "lstm_hidden"
 

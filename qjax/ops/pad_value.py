@@ -23,7 +23,7 @@ class Fields(TypedDict):
 
 @register
 class PadValue(GridOp):
-    """`lax.pad` with a constant; one out of range is clipped, in training too. See `pad` for zero and -inf.
+    """`lax.pad` with a constant, which is clipped to the codes' range, in training too. See `pad` for zero and -inf.
 
     constants: value, its code, int32. attributes: padding; number, in place of `value` for plain integers or booleans.
     """

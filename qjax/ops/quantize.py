@@ -6,7 +6,7 @@ from qjax.ops.fields import NoFields
 
 @register
 class Quantize(Elementwise):
-    """A node of the quantized graph; `assign` folds it into its producer. No equation is read as one."""
+    """A node of the quantized graph that `assign` folds into its producer; tracing never reads an equation as one."""
 
     name = "quantize"
     fields = NoFields

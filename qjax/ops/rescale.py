@@ -12,7 +12,7 @@ from qjax.ops.fields import NoFields
 
 @register
 class Rescale(Elementwise):
-    """y = g * x + b per channel; never read from a jaxpr, the lowering puts it where codes meet an affine step."""
+    """y = g * x + b per channel, which lowering inserts where codes meet an affine step; never read from a jaxpr."""
 
     name = "rescale"
     fields = NoFields

@@ -19,11 +19,11 @@ _ROLES = {1: "off", 2: "on"}
 
 @register
 class Select(ChoosesNoPlace, Elementwise):
-    """`lax.select_n` of two cases: codes on one grid, or codes and real constants; or integers.
+    """`lax.select_n` of two cases: codes on one grid, codes and real constants, or integers.
 
-    inputs: the mask (bool, constant or data), then the cases that are no real constants: where it is False, where it
-    is True. constants: off, on, the codes of those that are; a number beyond the grid is the grid's end, in training
-    too. Everything broadcasts.
+    inputs: the mask (bool, constant or data), then the case where it is False and the case where it is True, unless
+    these are real constants. constants: off, on, the codes of real constants; a number beyond the grid is clipped to
+    the grid's end, in training too. All operands broadcast.
     """
 
     name = "select"

@@ -43,9 +43,9 @@ class Sort(GridOp):
 
 @register
 class Argsort(ChoosesNoPlace, Op):
-    """`jnp.argsort`: the places of the elements in ascending order, of codes or integers. Equal ones keep their order.
+    """`jnp.argsort`: the indices that sort the elements, which are codes or integers, in ascending order.
 
-    attributes: axis.
+    Equal elements keep their order. attributes: axis.
     """
 
     name = "argsort"

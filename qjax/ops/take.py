@@ -119,7 +119,7 @@ class AlongFields(Lookup):
 
 @register
 class TakeAlong(_Gather):
-    """`jnp.take_along_axis`: every example chooses for itself; the result is x where the place equals the index.
+    """`jnp.take_along_axis`: every example has its own indices, and a result is the x whose position equals the index.
 
     inputs: the tensor, int32 indices of the rank of the tensor. attributes: axis; batching, the other axes along which
     the indices run (paired with the tensor's own); kept, those along which whole slices are taken.

@@ -34,14 +34,14 @@ def emit(graph: Graph, path: files.StrPath, **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _without_paths() -> Generator[None]:
-    """A context in which JAX omits the paths of source files, which it otherwise writes into the module."""
-    before = jax.config.jax_hlo_source_file_canonicalization_regex
-    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*")
+def _without_source_locations() -> Generator[None]:
+    """A context in which JAX omits the source lines, which would change with every edit of a file of qjax."""
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield
     finally:
-        jax.config.update("jax_hlo_source_file_canonicalization_regex", before)
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 def to_bytes(
@@ -85,6 +85,6 @@ def to_bytes(
         shape = [free if size is None else size for size in tensor.shape]
         dtype = "float32" if reals and tensor.quantization is not None else tensor.dtype
         arguments.append(jax.ShapeDtypeStruct(shape, np.dtype(dtype)))
-    with _without_paths():
+    with _without_source_locations():
         exported = export.export(jax.jit(function), platforms=tuple(platforms))(*arguments)
     return bytes(exported.serialize())

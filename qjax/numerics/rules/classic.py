@@ -22,42 +22,45 @@ from qjax.numerics.rules.registry import Call
 
 @fixed_point("nearest_even", monotone=True)
 def nearest_even(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """One rounding of the exact product, ties to even; unbiased, and qjax's default.
+    """Round the exact product once, ties to even; the rule is unbiased and is qjax's default.
 
-    Reals: rint(acc * M / 2^(31-s)). It is what IEEE arithmetic does once, without an intermediate result.
+    In real numbers it is rint(acc * M / 2^(31-s)), rounded once as in IEEE arithmetic, without an intermediate result.
     """
     return _one_shift(acc, m, Rounding.NEAREST_EVEN)
 
 
 @fixed_point("nearest_away", monotone=True)
 def nearest_away(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """One rounding of the exact product, ties away from zero; symmetric in the sign of acc.
+    """Round the exact product once, ties away from zero, so that the rule is symmetric in the sign of acc.
 
-    Reals: C's round(acc * M / 2^(31-s)). `tvm_tonearest` is the same number.
+    In real numbers it is C's round(acc * M / 2^(31-s)). `tvm_tonearest` computes the same number.
     """
     return _one_shift(acc, m, Rounding.NEAREST_AWAY)
 
 
 @fixed_point("single_round", monotone=True)
 def single_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """SGL: one rounding of the exact product, ties up.
+    """SGL: round the exact product once, ties up.
 
-    Reals: floor(acc * M / 2^(31-s) + 1/2) = (acc * M + 2^(30-s)) >> (31-s). Source: TFLite's
-    MultiplyByQuantizedMultiplier with TFLITE_SINGLE_ROUNDING, Relay's requantize with UPWARD, CMSIS-NN's
-    single rounding. Those cast the 64-bit result to int32 and require it to fit; here a result beyond int32
-    saturates.
+    In real numbers it is floor(acc * M / 2^(31-s) + 1/2) = (acc * M + 2^(30-s)) >> (31-s). A result beyond int32
+    saturates here, whereas the sources cast the 64-bit result to int32 and require that it fits.
+
+    Sources: TFLite's MultiplyByQuantizedMultiplier with TFLITE_SINGLE_ROUNDING, Relay's requantize with UPWARD,
+    CMSIS-NN's single rounding.
     """
     return _one_shift(acc, m, Rounding.NEAREST_UP)
 
 
 @fixed_point("double_round", monotone=True)
 def double_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """DBL: the high word rounded with ties up, then the right shift rounded with ties away from zero.
+    """DBL: round the high word with ties up, then the right shift with ties away from zero.
 
-    RDBPOT(SRDHM(acc << l, M), r). The first rounding may make a tie that the second breaks: with probability
-    2^-(r+1) the result is one off the single rounding. Source: gemmlowp's SaturatingRoundingDoublingHighMul
-    and RoundingDivideByPOT as TFLite's reference kernels compose them. acc << l wraps in int32, as theirs
-    does.
+    The formula is RDBPOT(SRDHM(acc << l, M), r), where acc << l wraps in int32 as in the sources. The first rounding
+    can create a tie that the second one breaks, so with probability 2^-(r+1) the result differs by one from the single
+    rounding.
+
+    Sources: gemmlowp's SaturatingRoundingDoublingHighMul and RoundingDivideByPOT, as TFLite's reference kernels compose
+    them.
     """
     left, right = _split_shift(m)
     return _two_shifts(acc << left, m, Rounding.NEAREST_UP, right, Rounding.NEAREST_AWAY)
@@ -65,10 +68,10 @@ def double_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
 
 @fixed_point("neon", monotone=True)
 def neon(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """TWO: the high word rounded with ties up, then the right shift rounded with ties up.
+    """TWO: round the high word with ties up, then the right shift with ties up.
 
-    SRSHL(SQRDMULH(acc << l, M), -r): the two NEON instructions without gemmlowp's fix-up of negative ties, as
-    TFLite's optimised kernels run them. acc << l wraps in int32 (VSHL).
+    The formula is SRSHL(SQRDMULH(acc << l, M), -r), where acc << l wraps in int32 (VSHL). TFLite's optimised kernels
+    run these two NEON instructions without gemmlowp's correction of negative ties.
     """
     left, right = _split_shift(m)
     return _two_shifts(acc << left, m, Rounding.NEAREST_UP, right, Rounding.NEAREST_UP)
@@ -76,11 +79,11 @@ def neon(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
 
 @fixed_point("ruy", monotone=True)
 def ruy(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """RUY: the high word rounded down, then a right shift of at least 1 rounded with ties up.
+    """RUY: round the high word down, then a right shift of at least 1 with ties up.
 
-    SRSHL(SQDMULH(acc << l', M), -r') with r' = max(1, -s) and l' = s + r'. A floor followed by a rounding
-    shift is one rounding: floor((floor(p / 2^31) + h) / 2^r') = floor((p + h 2^31) / 2^(31+r')) as h is an
-    integer, so the result is that of `single_round` unless acc << l' wraps in int32. Source: ruy's ARM
+    The formula is SRSHL(SQDMULH(acc << l', M), -r') with r' = max(1, -s) and l' = s + r'. A floor followed by a
+    rounding shift is one rounding, because h is an integer in floor((floor(p / 2^31) + h) / 2^r') = floor((p + h 2^31)
+    / 2^(31+r')). The result is therefore that of `single_round`, unless acc << l' wraps in int32. Source: ruy's ARM
     kernels.
     """
     right = jnp.maximum(-m.shift, np.int32(1))
@@ -89,9 +92,9 @@ def ruy(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
 
 @fixed_point("stochastic", needs_key=True)
 def stochastic(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """The exact product, rounded up with a probability equal to its fraction; unbiased in the mean.
+    """Round the exact product up with a probability equal to its fraction, so that the rule is unbiased in the mean.
 
-    Reals: floor((acc * M + U) / 2^t) with U uniform on the integers [0, 2^t), drawn from the key.
+    In real numbers it is floor((acc * M + U) / 2^t) with U uniform on the integers [0, 2^t), drawn from the key.
     """
     return _one_shift(acc, m, Rounding.STOCHASTIC, call.key)
 

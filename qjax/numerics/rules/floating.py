@@ -149,18 +149,19 @@ def _product(acc: jax.Array, e: Float32) -> Float32:
 def float32_(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     """F32: rint(float(acc) * e), each operation rounded to float32; the zero point is added as an integer.
 
-    Source: XNNPACK's fp32 requantization, ONNX Runtime's QLinearMatMul and QLinearConv, QNNPACK on ARM. The
-    conversion to int32 saturates; those runtimes clamp before it or use an instruction that does.
+    The conversion to int32 saturates. The runtimes clamp before it, or use an instruction that saturates.
+
+    Sources: XNNPACK's fp32 requantization, ONNX Runtime's QLinearMatMul and QLinearConv, QNNPACK on ARM.
     """
     return float32.to_int32(_product(acc, e))
 
 
 @_float32("float32_x86")
 def float32_x86(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
-    """F32 where a product of 2^31 and more converts to -2^31, and so to the least code.
+    """F32 on x86, where a product of 2^31 or more converts to -2^31 and so becomes the lowest code.
 
-    Source: FBGEMM without bias and QNNPACK on x86, whose CVTPS2DQ returns the "integer indefinite" for what
-    int32 does not hold, and which clamp only then.
+    Sources: FBGEMM without bias and QNNPACK on x86. Their instruction CVTPS2DQ returns the "integer indefinite" for
+    numbers that int32 cannot hold, and they clamp only afterwards.
     """
     return float32.to_int32(_product(acc, e), overflow="indefinite")
 
@@ -169,8 +170,9 @@ def float32_x86(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
 def float32_zero_point_inside(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     """F32z: rint(float(acc) * e + float(zero_point)), the product and the sum each rounded to float32.
 
-    A tie's direction then depends on the zero point's parity. Source: oneDNN's convolution and inner product,
-    ONNX's ReferenceEvaluator.
+    The zero point is added before the rounding, so the direction of a tie depends on the zero point's parity.
+
+    Sources: oneDNN's convolution and inner product, ONNX's ReferenceEvaluator.
     """
     zero_point = float32.from_int32(call.zero_point)
     return clamped(float32.to_int32(float32.add(_product(acc, e), zero_point)), call)
@@ -178,7 +180,7 @@ def float32_zero_point_inside(acc: jax.Array, e: Float32, call: Call) -> jax.Arr
 
 @_float32("float32_zero_point_fma", finishes=True)
 def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
-    """F32z with one rounding of product and sum: rint(fma(float(acc), e, float(zero_point)))."""
+    """F32z with product and sum rounded only once: rint(fma(float(acc), e, float(zero_point)))."""
     zero_point = float32.from_int32(call.zero_point)
     return clamped(float32.to_int32(float32.fma(float32.from_int32(acc), e, zero_point)), call)
 
@@ -193,10 +195,10 @@ def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     monotone=True,
 )
 def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
-    """F32 with a float32 bias: rint((float(acc) + bias) * e), overflowing as `float32_x86`.
+    """F32 with a float32 bias: rint((float(acc) + bias) * e), which overflows in the same way as `float32_x86`.
 
-    Source: FBGEMM's ReQuantizeOutput with a float bias, which PyTorch's fbgemm engine uses: the bias is
-    b / (s_x s_w), never rounded to an integer.
+    The bias is b / (s_x s_w) and is never rounded to an integer. Source: FBGEMM's ReQuantizeOutput with a float bias,
+    which PyTorch's fbgemm engine uses.
     """
     biased = float32.add(float32.from_int32(acc), Float32(c.bias_mantissa, c.bias_exponent))
     return float32.to_int32(float32.multiply(biased, Float32(c.mantissa, c.exponent)), overflow="indefinite")
@@ -204,11 +206,12 @@ def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
 
 @registered("float64_away", prepare=float64_scale, constants=Float64, check=_check_float64, monotone=True)
 def float64_away(acc: jax.Array, e: Float64, call: Call) -> jax.Array:
-    """F64A: C's round(double(acc) * e), ties away from zero, the product rounded to a double first.
+    """F64A: C's round(double(acc) * e), ties away from zero, with the product first rounded to a double.
 
-    Source: LiteRT's reference FULLY_CONNECTED. A result beyond int32 saturates.
+    A result beyond int32 saturates. Source: LiteRT's reference FULLY_CONNECTED.
 
-    |acc| * mantissa has at most 84 bits, held as T * 2^31 + R. `drop` of them, 31 at most, leave 53.
+    The product |acc| * mantissa has at most 84 bits, which are held as T * 2^31 + R. The code drops `drop` of them, 31
+    at most, so that 53 remain.
     """
     a = jnp.abs(acc.astype(jnp.int64))
     low = a * e.mantissa_low.astype(jnp.int64)

@@ -43,7 +43,7 @@ def step_bias(c: Onednn, zero_point: ArrayLike) -> Float32:
     monotone=True,
 )
 def openvino(acc: jax.Array, c: Onednn, call: Call) -> jax.Array:
-    """rint(float(acc) * e + float(float(b / s_y) + zero_point)), every operation rounded to float32.
+    """Compute rint(float(acc) * e + float(float(b / s_y) + zero_point)), with every operation rounded to float32.
 
     Source: openvino 2026.4.1, `DnnlPostOpsComposer` and LPT's convolution and mat_mul; oneDNN's post operations.
     """

@@ -26,9 +26,10 @@ from qjax.numerics.softfloat import Real
 def tvm_tonearest(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """Relay's QNN requantize with TONEAREST: (p + (p >= 0 ? 2^(t-1) : 2^(t-1) - 1)) >> t in 64 bits.
 
-    The same number as `nearest_away`: the smaller nudge sends a negative tie down. Source: Relay's
-    FixedPointMultiplyToNearest, gone since TVM 0.20. Its cast to int32 requires the result to fit; here it
-    saturates.
+    The result equals that of `nearest_away`, because the smaller nudge sends a negative tie down. A result beyond int32
+    saturates here, whereas the source casts it to int32 and requires that it fits.
+
+    Source: Relay's FixedPointMultiplyToNearest, which TVM 0.20 removed.
     """
     p = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
     t = np.int64(31) - m.shift.astype(jnp.int64)
@@ -38,15 +39,16 @@ def tvm_tonearest(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
 
 @fixed_point("tvm", monotone=True)
 def tvm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """TVM's q_multiply_shift: one rounding with ties up, and powers of two in 32 bits, where they wrap.
+    """TVM's q_multiply_shift: one rounding with ties up, and 32-bit arithmetic that wraps for powers of two.
 
-    For M != 2^30 it is (acc << l) * M + 2^(30+r) >> (31+r) in 64 bits, cast to int32: `single_round`, but a
-    result beyond int32 wraps. M = 2^30 means e = 2^(s-1), for which TVM shifts the int32 itself: acc << (s-1),
-    or (acc + 2^(x-1)) >> x with x = 1 - s, whose sum wraps for acc near 2^31. Source: the default legalization
-    of tir.q_multiply_shift, TVM 0.27.
+    For M != 2^30 it is (acc << l) * M + 2^(30+r) >> (31+r) in 64 bits, cast to int32. This is `single_round`, except
+    that a result beyond int32 wraps. M = 2^30 means e = 2^(s-1), for which TVM shifts the int32 itself: it computes acc
+    << (s-1), or (acc + 2^(x-1)) >> x with x = 1 - s, whose sum wraps for acc near 2^31.
 
-    Two cases that TVM leaves open: e = 1 (x = 0) does not compile there, and gives acc here; e = 2^-32 (x =
-    32) shifts an int32 by its width there, and gives 0 here.
+    TVM leaves two cases open. e = 1 (x = 0) does not compile in TVM, and the result here is acc. e = 2^-32 (x = 32)
+    shifts an int32 by its width in TVM, and the result here is 0.
+
+    Source: the default legalization of tir.q_multiply_shift, TVM 0.27.
     """
     # Modulo 2^32 a left shift before the product is one of the rounded result by fewer bits: t in [1, 62].
     p = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
@@ -73,12 +75,14 @@ def _multiplier_of_float32(effective_scale: Any) -> Multiplier:
 
 @fixed_point("xnnpack_rndnu", prepare=_multiplier_of_float32, monotone=True)
 def xnnpack_rndnu(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """XNNPACK's rndnu: as `ruy`, but the left shift saturates, and e is a float32.
+    """XNNPACK's rndnu, which differs from `ruy` in that the left shift saturates and e is a float32.
 
-    SRSHL(SQDMULH(SQSHL(acc, l'), M), -r') with r' = max(1, -s) and l' = s + r'; a floor followed by a rounding
-    shift is one rounding with ties up, so where nothing saturates it is `single_round`. What saturates lies
-    beyond 2^29. Source: xnn_init_qs8_conv_minmax_rndnu_neon_params and its kernels (microparams-init.c), for
-    2^-32 <= e < 2^8; the scalar form is (acc * M + 2^(t-1)) >> t.
+    The formula is SRSHL(SQDMULH(SQSHL(acc, l'), M), -r') with r' = max(1, -s) and l' = s + r'. A floor followed by a
+    rounding shift is one rounding with ties up, so the result is that of `single_round` where nothing saturates. Only
+    values beyond 2^29 saturate.
+
+    Source: xnn_init_qs8_conv_minmax_rndnu_neon_params and its kernels (microparams-init.c), for 2^-32 <= e < 2^8; the
+    scalar form is (acc * M + 2^(t-1)) >> t.
     """
     right = jnp.maximum(-m.shift, np.int32(1))
     # acc << 31 fits 64 bits
@@ -120,11 +124,13 @@ _INT16_SHIFT = 7
 
 @fixed_point("int16x8", prepare=_multiplier_int16x8, highest_shift=_INT16_SHIFT, accumulators=("int32", "int64"))
 def int16x8(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """TFLite's int16 activations: a multiplier of 15 bits, and one rounding with ties up.
+    """TFLite's rule for int16 activations: a multiplier of 15 bits, and one rounding with ties up.
 
-    (acc * m' + 2^(14-s)) >> (15-s) with m' = (M + 2^15) >> 16, at most 0x7FFF. Source: the int64 overload of
-    MultiplyByQuantizedMultiplier, which asks for |acc| <= 2^47, s in [-31, 7] and a result that fits int32;
-    here it saturates. acc is int32 or int64; an int64 outside of 48 bits is taken as the nearest one inside.
+    The formula is (acc * m' + 2^(14-s)) >> (15-s) with m' = (M + 2^15) >> 16, at most 0x7FFF. acc is int32 or int64,
+    and an int64 beyond 48 bits is replaced by the nearest number within them. The result saturates.
+
+    Source: the int64 overload of MultiplyByQuantizedMultiplier, which requires |acc| <= 2^47, s in [-31, 7] and a
+    result that fits int32.
     """
     reduced = _fifteen_bits(jnp, m.multiplier)
     x = jnp.minimum(jnp.maximum(acc.astype(jnp.int64), np.int64(-(2**47))), np.int64(2**47))
@@ -151,9 +157,11 @@ def _multiplier_nvdla(effective_scale: Any) -> Multiplier:
 def nvdla(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """NVDLA's output converter: a 16-bit scale, and one right shift by up to 63 with ties away from zero.
 
-    acc * S / 2^(15-s) with S = M / 2^16. Source: NV_NVDLA_SDP_CORE_c in cmod/hls/sdp/sdp_c.cpp of nvdla/hw, whose
-    IntShiftRightSat is an ac_fixed with AC_RND_INF and AC_SAT. It saturates to 17 bits, which no code of 16 bits shows,
-    and has no zero point: use symmetric activations.
+    The formula is acc * S / 2^(15-s) with S = M / 2^16. The hardware saturates to 17 bits, which codes of 16 bits never
+    show. It has no zero point, so use symmetric activations.
+
+    Source: NV_NVDLA_SDP_CORE_c in cmod/hls/sdp/sdp_c.cpp of nvdla/hw, whose IntShiftRightSat is an ac_fixed with
+    AC_RND_INF and AC_SAT.
     """
     p = acc.astype(jnp.int64) * (m.multiplier >> np.int32(16)).astype(jnp.int64)
     t = np.int64(15) - m.shift.astype(jnp.int64)
@@ -222,19 +230,19 @@ _tosa = partial(registered, prepare=tosa_scale, constants=TosaScale, check=_chec
 def tosa_single(acc: jax.Array, c: TosaScale, call: Call) -> jax.Array:
     """TOSA 1.0 apply_scale_32 with SINGLE_ROUND: (acc * multiplier + 2^(shift-1)) >> shift.
 
-    The specification requires |acc| < 2^(shift-1) and a result that fits int32; here it saturates.
+    The specification requires |acc| < 2^(shift-1) and a result that fits int32, whereas here the result saturates.
     """
     return _apply_scale_32(acc, c, double_round=False)
 
 
 @_tosa("tosa_double")
 def tosa_double(acc: jax.Array, c: TosaScale, call: Call) -> jax.Array:
-    """TOSA 1.0 apply_scale_32 with DOUBLE_ROUND: for shift > 31, sign(acc) * 2^30 joins the rounding.
+    """TOSA 1.0 apply_scale_32 with DOUBLE_ROUND, which for shift > 31 adds sign(acc) * 2^30 before the shift.
 
-    For a right shift by r >= 1 that is gemmlowp's two roundings in one shift, the same function as `double_round`:
-    with p the product, floor((floor((p + 2^30) / 2^31) + 2^(r-1)) / 2^r) is floor((p + 2^30 + 2^(30+r)) / 2^(31+r)),
-    and of a negative p, whose second rounding breaks ties downward, the same with -2^30. Where a scale is 1 or more
-    they may differ: gemmlowp shifts the accumulator left beforehand, in 32 bits.
+    For a right shift by r >= 1 this is the same function as `double_round`, with gemmlowp's two roundings in one shift.
+    With p the product, floor((floor((p + 2^30) / 2^31) + 2^(r-1)) / 2^r) is floor((p + 2^30 + 2^(30+r)) / 2^(31+r)).
+    For a negative p, whose second rounding breaks ties downward, the same holds with -2^30. The two rules may differ
+    where a scale is 1 or more, because gemmlowp shifts the accumulator left beforehand, in 32 bits.
     """
     return _apply_scale_32(acc, c, double_round=True)
 
@@ -297,8 +305,8 @@ class ScaledInteger(NamedTuple):
 def nemo(acc: jax.Array, c: ScaledInteger, call: Call) -> jax.Array:
     """NEMO: floor(acc * round(D e) / D) with D a power of two; the name "nemo:D" chooses D.
 
-    round is torch's, ties to even. A result beyond int32 saturates. Source: Conti, "Technical Report: NEMO DNN
-    Quantization for Deployment Model", arXiv:2004.05930, requantization by integer multiplication and shift.
+    The inner rounding is torch's, with ties to even. A result beyond int32 saturates. Source: Conti, "Technical Report:
+    NEMO DNN Quantization for Deployment Model", arXiv:2004.05930, requantization by integer multiplication and shift.
     """
     p = acc.astype(jnp.int64) * c.multiplier.astype(jnp.int64)
     return saturated(p >> c.shift.astype(jnp.int64))

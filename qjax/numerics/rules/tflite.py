@@ -18,11 +18,13 @@ LANES = 8
 
 @fixed_point("tflite_depthwise_neon")
 def tflite_depthwise_neon(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """The rule `neon` for as many channels as fill vectors of 8, `double_round` for the last C mod 8.
+    """Apply `neon` to as many channels as fill vectors of 8, and `double_round` to the last C mod 8.
 
-    The channel is the position on the last axis of acc, C its length: this is the one rule that asks for an
-    accumulator in channels last (a scalar is one channel). Source: the optimised DEPTHWISE_CONV_2D for int8, whose
-    loop of NEON instructions (on x86 through their emulation) leaves a tail to portable code; LiteRT 2.3.0 on x86.
+    A channel is a position on the last axis of acc, and C is the length of that axis. This is the one rule that needs
+    an accumulator with the channels last; a scalar counts as one channel.
+
+    Source: the optimised DEPTHWISE_CONV_2D for int8 of LiteRT 2.3.0 on x86. Its loop of NEON instructions, which x86
+    emulates, leaves the last channels to portable code.
     """
     channels = acc.shape[-1] if acc.ndim else 1
     whole = np.int32(channels - channels % LANES)

@@ -31,9 +31,9 @@ def _gemm_variant(product: Product) -> str:
 def tflite_arm_gemm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """FULLY_CONNECTED and CONV_2D: the rule `ruy`, but `neon` where the output is a single row of channels.
 
-    A batch of one takes another kernel than a batch of two, and rounds otherwise: the channels are acc's last axis,
-    and where all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by
-    a vector with a kernel of its own. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
+    The channels are acc's last axis. Where all other axes have length 1 (one row of a matrix, one pixel of one image),
+    TFLite multiplies a matrix by a vector with a separate kernel. A batch of one is therefore rounded differently from
+    a batch of two. That kernel needs a depth of 8 and 4 channels, so smaller products always follow `ruy`.
     """
     rows: Any = math.prod(acc.shape[:-1])
     channels = acc.shape[-1] if acc.ndim else 1
@@ -74,21 +74,21 @@ def _fast_3x3(product: Product) -> bool:
 
 @fixed_point("tflite_arm_depthwise", variant=_depthwise_variant, monotone=True)
 def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` where a convolution has its shape.
+    """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` for convolutions of its shape.
 
-    Under this name itself, where no shape is known, it is `neon`: what both are for whole vectors of 8 channels and an
-    effective scale below 1.
+    Under this name, where the shape is unknown, the rule is `neon`. Both kernels compute it for whole vectors of 8
+    channels and an effective scale below 1.
     """
     return neon(acc, m, call)
 
 
 @fixed_point("tflite_arm_depthwise_3x3", monotone=True)
 def tflite_arm_depthwise_3x3(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
-    """SRSHL(SQRDMULH(acc, M), s): `neon`, but a left shift comes after the product, whose rounding it magnifies.
+    """SRSHL(SQRDMULH(acc, M), s): `neon`, but with the left shift after the product, whose rounding it magnifies.
 
-    For s <= 0, an effective scale below 1, it is `neon`. Elsewhere the result is a multiple of 2^s. It saturates.
-    Taken by windows of 3x3 with one output per channel, a multiple of 8 channels, equal strides of 1 or 2 and a
-    padding of 0 or 1 on all sides.
+    For s <= 0, an effective scale below 1, the rule is `neon`. For other scales the result is a multiple of 2^s. The
+    result saturates. TFLite uses this kernel for windows of 3x3 with one output per channel, a multiple of 8 channels,
+    equal strides of 1 or 2 and a padding of 0 or 1 on all sides.
     """
     p = acc.astype(jnp.int64) * m.multiplier.astype(jnp.int64)
     high = right_shift_with_headroom(jnp, p, np.int64(31), Rounding.NEAREST_UP)

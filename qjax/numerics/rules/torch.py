@@ -170,10 +170,10 @@ def check_steps(c: Any) -> None:
     monotone=True,
 )
 def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
-    """rint(fma(addend, step, float(acc)) * e); beyond int32 the least code.
+    """Compute rint(fma(addend, step, float(acc)) * e); a result beyond int32 becomes the lowest code.
 
-    Source: FBGEMM's requantizeOutputProcessingAvx2 and requantize_ with a float bias, as PyTorch's engines
-    fbgemm and x86 call them.
+    Source: FBGEMM's requantizeOutputProcessingAvx2 and requantize_ with a float bias, as PyTorch's engines fbgemm and
+    x86 call them.
     """
     biased = float32.fma(part_of(c, "addend"), part_of(c, "step"), float32.from_int32(acc))
     return float32.to_int32(float32.multiply(biased, Float32(c.mantissa, c.exponent)), overflow="indefinite")
@@ -190,16 +190,16 @@ def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     monotone=True,
 )
 def torch_qnnpack(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
-    """rint(float(acc + bias) * e) with an integer bias, which wraps in int32; beyond int32 the least code.
+    """Compute rint(float(acc + bias) * e), where the integer bias wraps in int32.
 
-    Source: PyTorch's QNNPACK, q8gemm, q8conv and q8dwconv on x86.
+    A result beyond int32 becomes the lowest code. Source: PyTorch's QNNPACK, q8gemm, q8conv and q8dwconv on x86.
     """
     value = float32.from_int32(acc + float32.to_int32(part_of(c, "bias")))
     return float32.to_int32(float32.multiply(value, Float32(c.mantissa, c.exponent)), overflow="indefinite")
 
 
 def _onednn_apply(acc: jax.Array, c: Onednn, call: Call) -> jax.Array:
-    """rint((float(acc) * p + addend) * share + zero_point), every operation rounded to float32.
+    """Compute rint((float(acc) * p + addend) * share + zero_point), with every operation rounded to float32.
 
     Source: oneDNN's int8 matmul and convolution on AVX2, as PyTorch's engine onednn calls them.
     """

@@ -2,8 +2,9 @@
 
     y = rint(float32(float32((q - z_x) s_x) * float32(1 / s_y))) + z_y
 
-LiteRT has one integer operator instead, `xnnpack_rescale`. Source: XNNPACK's qs8-f32-vcvt and f32-qs8-vcvt; executorch
-1.5.1 on x86, 0 of 102,400 codes.
+LiteRT has one integer operator instead, `xnnpack_rescale`.
+
+Sources: XNNPACK's qs8-f32-vcvt and f32-qs8-vcvt. Compared with executorch 1.5.1 on x86, 0 of 102,400 codes differ.
 """
 
 from collections.abc import Mapping, Sequence

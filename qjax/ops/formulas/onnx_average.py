@@ -1,14 +1,16 @@
 """ONNX Runtime's averages on codes: QLinearGlobalAveragePool and QLinearAveragePool.
 
-The global one sums integers: y = rint(float32(sum of q) * r) + z_y with r = float32(s_x / float32(s_y * float32(n))).
-The other sums float32 numbers one by one, in the window's order (rows, then columns), and every addition rounds:
+The global average sums integers: y = rint(float32(sum of q) * r) + z_y with r = float32(s_x / float32(s_y *
+float32(n))). The other one sums float32 numbers one by one, in the window's order (rows, then columns), and rounds
+every addition:
 
     acc = float32(acc + float32(q_i * s_x));  y = rint(float32(float32(float32(acc / n) / s_y) + z_y)).
 
-So it needs the codes of a window, not their sum, and n counts the elements inside of the image. A window that is the
-whole image, without padding, is taken for a global one. Source: MLAS's MlasQLinearGlobalAveragePool and
-contrib_ops/cpu/quantization/qlinear_pool.cc; onnxruntime 1.31.1, 0 of 170,000 and of 802,000
-averages.
+It therefore needs the codes of a window rather than their sum. n counts the elements inside the image. A window that is
+the whole image, without padding, is computed as a global average.
+
+Sources: MLAS's MlasQLinearGlobalAveragePool and contrib_ops/cpu/quantization/qlinear_pool.cc. Compared with onnxruntime
+1.31.1, 0 of 170,000 global averages and 0 of 802,000 others differ.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,14 @@
 """What ONNX Runtime computes between DequantizeLinear and QuantizeLinear if nothing fuses the three.
 
 Every tensor becomes float32(q * s), the operation runs in float32, and y = rint(float32(x / s_y)) + z_y. Without an
-operation in between this is a requantization, `onnx_rescale`, which the runtime does not fuse. It computes the others
-in this way with its optimizer off, and subtraction always, because there is no QLinearSub. The interpreter of the
-specification, onnx.reference, rescales, adds and multiplies in the same steps as long as x / s_y fits in int32; its
-averages sum in another order. Source: onnxruntime 1.31.1, 0 of 240,000 each, 802,000 of the averages.
+operation in between, this is the requantization `onnx_rescale`, which the runtime does not fuse. The runtime computes
+other operations in this way if its optimizer is off, and always computes subtraction in this way, because there is no
+QLinearSub.
+
+The interpreter of the specification, onnx.reference, rescales, adds and multiplies in the same steps as long as x / s_y
+fits in int32, but its averages sum in another order.
+
+Compared with onnxruntime 1.31.1, 0 of 240,000 codes per operation differ, and 0 of 802,000 averages.
 """
 
 from collections.abc import Mapping, Sequence

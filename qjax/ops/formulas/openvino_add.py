@@ -1,12 +1,12 @@
 """Additions in float32 steps that are all exact, for runtimes whose optimizer may fuse or reorder them.
 
-With the ratios r_i = s_i / s_y and t = 13 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), of at most 15
-bits, and y = rint((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y, ties to even. For codes of 8 bits the sum stays
-below 2^24. So float32 holds every step, a fused multiply-add gives the same number, and so does any order. t is from 0
-to 40.
+With the ratios r_i = s_i / s_y and t = 13 - floor(log2(max r_i)), where t is from 0 to 40, the factors are m_i =
+rint(r_i * 2^t), of at most 15 bits, and y = rint((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y, ties to even. For
+codes of 8 bits the sum stays below 2^24, so float32 holds every step exactly. A fused multiply-add and any order of the
+additions then result in the same number.
 
-OpenVINO's CPU plugin adds in an order that depends on what is around the addition. qjax's files for it state these
-steps (`export/emit/onnx/openvino`).
+OpenVINO's CPU plugin adds in an order that depends on what is around the addition. The files that qjax writes for it
+contain these steps (`export/emit/onnx/openvino`).
 """
 
 from collections.abc import Mapping, Sequence

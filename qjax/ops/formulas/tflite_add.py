@@ -1,24 +1,26 @@
-"""TFLite's addition: each operand brought to twice the greater scale, 20 bits up, then one rescaling of the sum.
+"""TFLite's addition: each operand is rescaled to a fine common scale, and the sum is rescaled once.
 
-With double arithmetic, t = 2 max(s_0, s_1), multipliers of s_0 / t, s_1 / t and t / (2^L s_y), L = 20 (15 for int16):
+The common scale has t = 2 max(s_0, s_1) divided into 2^L steps, with L = 20 (15 for int16). The multipliers are those
+of s_0 / t, s_1 / t and t / (2^L s_y), computed in double arithmetic:
 
     a_i = MBQM(x_i << L, m_i);  y = MBQM(a_0 + a_1, m) + z,  MBQM = RDBPOT(SRDHM(x, M), r)   (`double_round`).
 
-`tflite_add` is what the reference kernels and TFLite Micro compute; SUB is a_0 - a_1.
-`tflite_add_neon` is what the optimised kernels compute: SUB as above, ADD with vectors. Whole blocks of 16 elements
-shift each operand by L - r_i before the high product instead of rounding it again after, narrow the sum to int16
-without saturation and add the zero point in int16, so a sum beyond int16 wraps around to the other end of the codes.
-The elements that are left (size modulo 16, in row-major order, both operands of one shape) follow the reference. With
-int16 codes the blocks neither narrow nor wrap. With uint8 codes they have 8 elements, and shift each high product right
-by r_i without rounding.
+`tflite_add` is what the reference kernels and TFLite Micro compute; for SUB the sum is a_0 - a_1.
 
-Operands of different shapes have the loops of `tflite_loops`. Codes of 8 bits are in blocks within each stretch; a
-stretch of one operand with a single element of the other (AddScalarBroadcast) has the blocks of uint8. Codes of 16 bits
-follow the reference.
+`tflite_add_neon` is what the optimised kernels compute. Their SUB is the one above, and their ADD uses vectors. In
+whole blocks of 16 elements it shifts each operand by L - r_i before the high product, instead of rounding the product a
+second time. It narrows the sum to int16 without saturation and adds the zero point in int16, so a sum beyond int16
+wraps around to the other end of the codes. The remaining elements (size modulo 16, in row-major order, both operands of
+one shape) follow the reference. With int16 codes the blocks neither narrow nor wrap. With uint8 codes the blocks have 8
+elements, and shift each high product right by r_i without rounding.
+
+Operands of different shapes use the loops of `tflite_loops`. Codes of 8 bits are processed in blocks within each
+stretch; a stretch of one operand with a single element of the other (AddScalarBroadcast) uses the blocks of uint8.
+Codes of 16 bits follow the reference.
 
 Sources: reference_ops::Add (AddElementwise), optimized_integer_ops::AddElementwiseInt8 and Int16, add.cc's Prepare.
-Compared with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023: 0 of 700,000 int8 and of 450,000 int16 sums per
-kernel, ratios of scales from 2^-30 to 2^9, SUB included.
+Compared with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023, 0 of 700,000 int8 and 0 of 450,000 int16 sums per
+kernel differ, with ratios of scales from 2^-30 to 2^9 and with SUB.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,10 +2,12 @@
 
     y = trunc((sum q + sign(sum q) floor(n / 2)) / n)
 
-n counts the elements inside the image, so padding does not count. The zero point is not used: a tie moves away from the
-code 0, not from the value 0. Output and input have the same scale and zero point. All kernels of LiteRT, XNNPACK's
-among them, and TFLite Micro agree. Source: reference_integer_ops::AveragePool; 0 of 700,000 averages per kernel,
-windows with and without padding, int8, uint8 and int16.
+n counts the elements inside the image, so padding does not count. The zero point is not used, so a tie moves away from
+the code 0 instead of the value 0. Output and input have the same scale and zero point. All kernels of LiteRT, including
+XNNPACK's, and TFLite Micro agree.
+
+Source: reference_integer_ops::AveragePool. 0 of 700,000 averages per kernel differ, for windows with and without
+padding, in int8, uint8 and int16.
 """
 
 from collections.abc import Mapping, Sequence

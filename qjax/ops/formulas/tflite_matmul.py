@@ -1,14 +1,16 @@
 """BATCH_MATMUL of TFLite: a product of two activations, requantized.
 
-| formula | who | 8 bits | 16 bits | scale |
+| formula | computed by | 8 bits | 16 bits | scale |
 | --- | --- | --- | --- | --- |
 | `tflite_micro_matmul` | TFLite Micro | `double_round` | `int16x8` | s_0 s_1 / s_y in doubles |
 | `tflite_matmul` | LiteRT's own kernels | `double_round` | `int16x8` | float32(s_0 s_1) / s_y |
-| `xnnpack_matmul` | LiteRT's default | `float32` where the zero point of x_1 is 0, else that | `int16x8` | the same |
+| `xnnpack_matmul` | LiteRT's default | `float32` or `double_round` | `int16x8` | float32(s_0 s_1) / s_y |
 
-XNNPACK takes such a product only where its second operand is symmetric; LiteRT's own kernel has the others. Source:
-GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro; 98 accumulators for which the form of
-the scale decides the code, and 540,000 others, 0 differ.
+XNNPACK takes such a product only if its second operand is symmetric, and LiteRT's own kernel computes the others.
+`xnnpack_matmul` is therefore `float32` where the zero point of x_1 is 0, and `double_round` elsewhere.
+
+Sources: GetQuantizedConvolutionMultipler and batch_matmul.cc of LiteRT and tflite-micro. 0 of 98 accumulators for which
+the form of the scale decides the code differ, and 0 of 540,000 others.
 """
 
 from collections.abc import Mapping, Sequence

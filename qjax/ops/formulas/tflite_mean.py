@@ -1,23 +1,24 @@
-"""TFLite's mean: the division by the count is an integer one, on the multiplier.
+"""TFLite's mean, in which an integer division of the multiplier replaces the division by the count.
 
-`tflite_mean`, the reference kernels and TFLite Micro: with (M, s) the multiplier of s_x / s_y in double and k the
-least of floor(log2 n), 32 and 31 + s,
+`tflite_mean` is what the reference kernels and TFLite Micro compute. With (M, s) the multiplier of s_x / s_y in double
+and k the least of floor(log2 n), 32 and 31 + s,
 
     M' = floor((M << k) / n);  y = RDBPOT(SRDHM((sum - n z_x) << left, M'), right) + z_y,  the shift being s - k.
 
-M' is not normalized: it may have 30 bits. The optimised kernels compute int16 codes, and other axes than height and
-width, in the same way.
+M' is not normalized, so it may have 30 bits. The optimised kernels compute int16 codes, and means over axes other than
+height and width, in the same way.
 
-`tflite_mean_neon`, the optimised kernel of int8 codes over height and width of an NHWC tensor: the scale is formed in
-float32, s_x / (float32(n) * s_y), the sum is not centred, and the zero points make an offset that is rounded apart:
+`tflite_mean_neon` is the optimised kernel for int8 codes over height and width of an NHWC tensor. Its scale is formed
+in float32 as s_x / (float32(n) * s_y), the sum is not centred, and the offset that results from the zero points is
+rounded separately:
 
     t = float32(z_x) * s_x / s_y;  y = MBQM(sum q) + z_y - trunc(t > 0 ? t + 0.5 : t - 0.5).
 
-Whole blocks of 16 channels are rounded as `neon`, the channels that are left as `double_round`. The channels are the
+Whole blocks of 16 channels are rounded as in `neon`, the remaining channels as in `double_round`. The channels are the
 last axis.
 
 Sources: reference_ops::QuantizedMeanOrSum, optimized_integer_ops::Mean, reduce.cc. Compared with ai-edge-litert 2.3.0
-and tflite-micro 0.dev20261023: 0 of 580,000 int8 and of 390,000 int16 means per kernel.
+and tflite-micro 0.dev20261023, 0 of 580,000 int8 and 0 of 390,000 int16 means per kernel differ.
 """
 
 from collections.abc import Mapping, Sequence

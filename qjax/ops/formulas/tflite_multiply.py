@@ -1,14 +1,17 @@
-"""LiteRT's multiplication: the product of centred codes under `double_round`, its scale formed in float32.
+"""LiteRT's multiplication: the product of centred codes under `double_round`, with a scale formed in float32.
 
-The effective scale is C's float expression s_0 * s_1 / s_y, each step rounded to float32, where TFLite Micro computes
-in double (there the formula is `double_round` itself). `tflite_multiply` is the reference kernel.
-`tflite_multiply_neon` is the optimised one: whole blocks of 16 elements (8 with uint8 codes) saturate the rescaled
-product to int16 and add the zero point in int16, which wraps around; the elements that are left, in row-major order,
-follow the reference. With int16 codes the two are one. Operands of different shapes have the loops of `tflite_loops`;
-uint8 elements with a single one of the other operand (MulSimpleBroadcast) wrap around where the others saturate.
+The effective scale is C's float expression s_0 * s_1 / s_y, with each step rounded to float32. TFLite Micro computes
+the scale in double, so its formula is `double_round` itself. `tflite_multiply` is the reference kernel.
 
-Sources: mul.cc's Prepare, reference_integer_ops::Mul, optimized_integer_ops::MulElementwise of ai-edge-litert 2.3.0;
-0 of 6.3 million int8 products per kernel with scales at which float32 and double differ, and of 450,000 int16 ones.
+`tflite_multiply_neon` is the optimised kernel. In whole blocks of 16 elements (8 with uint8 codes) it saturates the
+rescaled product to int16 and adds the zero point in int16, which wraps around. The remaining elements, in row-major
+order, follow the reference. With int16 codes both kernels agree. Operands of different shapes use the loops of
+`tflite_loops`. Where uint8 elements meet a single element of the other operand (MulSimpleBroadcast), they wrap around
+in cases where the others saturate.
+
+Sources: mul.cc's Prepare, reference_integer_ops::Mul, optimized_integer_ops::MulElementwise. Compared with
+ai-edge-litert 2.3.0, 0 of 6.3 million int8 products per kernel differ, with scales at which float32 and double differ,
+and 0 of 450,000 int16 products.
 """
 
 from collections.abc import Mapping, Sequence

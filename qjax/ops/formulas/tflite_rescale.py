@@ -1,8 +1,10 @@
 """LiteRT's optimised requantization: `neon` in whole blocks of 16 elements, `double_round` in the rest.
 
-The effective scale is double(s_x) / double(s_y), as in the reference kernel, whose formula is `double_round`. Only
-codes of 8 bits on both sides have the vectorised loop. Source: optimized_ops::Requantize of ai-edge-litert 2.3.0; 0 of
-600,000 codes with sizes that 16 divides and others.
+The effective scale is double(s_x) / double(s_y), as in the reference kernel, whose formula is `double_round`. The
+vectorised loop exists only for codes of 8 bits on both sides.
+
+Source: optimized_ops::Requantize. Compared with ai-edge-litert 2.3.0, 0 of 600,000 codes differ, with sizes that are
+and are not multiples of 16.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""PyTorch's averages of codes: five formulas, because the layout in memory and the function called decide.
+"""PyTorch's averages of codes: five formulas, because the memory layout and the called function decide.
 
 With S the sum of the centred codes of n elements and m = float32(1 / n), on the input's own grid:
 
@@ -10,14 +10,17 @@ With S the sum of the centred codes of n elements and m = float32(1 / n), on the
 | `torch_mean` | mean over the last axes | contiguous | rint(float32(float32(S + n z) / n)) |
 | `torch_qnnpack_average` | all of them, uint8 | any | rint(float32(S float32(s / float32(s n)))) + z |
 
-m' = float32(1 / float32(1 / m)) is m but for the last bit. Channels behind the last block of 8, the last axis, have
-rint(float32(float32(S m') + z)). PyTorch's quantized convolutions return channels last, so the first and the third are
-what most models run. `mean` of a tensor in channels last dequantizes every element and adds floats in an order of its
-own: no function of the sum, so no formula here; let the model call adaptive_avg_pool2d.
+The factor m' = float32(1 / float32(1 / m)) equals m except for the last bit. The channels (the last axis) after the
+last block of 8 compute rint(float32(float32(S m') + z)). PyTorch's quantized convolutions return channels last, so most
+models run the first and the third formula. `mean` of a tensor in channels last dequantizes every element and adds
+floats in an order of its own. Its result is not a function of the sum, so it has no formula here; let the model call
+adaptive_avg_pool2d instead.
 
-qnnpack counts padding always (it ignores count_include_pad). Sources: PyTorch's AveragePool2d.cpp,
-AdaptiveAveragePooling.cpp, ReduceOps.cpp and QuantizedOpKernels.cpp, QNNPACK's q8avgpool and q8gavgpool; torch 2.13.0,
-0 mismatches of 100,000 and more each, on sums next to ties.
+qnnpack always counts padding, because it ignores count_include_pad.
+
+Sources: PyTorch's AveragePool2d.cpp, AdaptiveAveragePooling.cpp, ReduceOps.cpp and QuantizedOpKernels.cpp, QNNPACK's
+q8avgpool and q8gavgpool. Compared with torch 2.13.0 on sums next to ties, none of at least 100,000 averages per formula
+differs.
 """
 
 from collections.abc import Mapping, Sequence

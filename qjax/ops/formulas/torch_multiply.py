@@ -1,9 +1,11 @@
 """PyTorch's quantized multiplication: an exact integer product times one float32.
 
-y = rint(float32(float32((q_0 - z_0)(q_1 - z_1)) * m)) + z_y with m = float32(float32(s_0 * s_1) * float32(1 / s_y)): a
-product with the reciprocal, not a quotient. Beyond int32, a product in whole blocks of 64 elements converts to -2^31
-(x86's CVTPS2DQ) and so to the least code; among the elements left over it saturates. Source: PyTorch's quantized::mul,
-qmul_kernel; torch 2.13.0, every engine, 0 of 7.8 million products in blocks and 0 of 252,000 left over.
+y = rint(float32(float32((q_0 - z_0)(q_1 - z_1)) * m)) + z_y with m = float32(float32(s_0 * s_1) * float32(1 / s_y)), a
+product with the reciprocal instead of a quotient. A product beyond int32 converts to -2^31 in whole blocks of 64
+elements (x86's CVTPS2DQ) and so becomes the lowest code; in the remaining elements it saturates.
+
+Source: PyTorch's quantized::mul, qmul_kernel. Compared with torch 2.13.0 under every engine, 0 of 7.8 million products
+in blocks and 0 of 252,000 remaining ones differ.
 """
 
 from collections.abc import Mapping, Sequence

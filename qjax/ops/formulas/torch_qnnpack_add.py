@@ -1,11 +1,13 @@
-"""QNNPACK's addition of uint8: two integer factors of 22 bits, one shift, ties away from zero.
+"""QNNPACK's addition of uint8: two integer factors of 22 bits and one shift, ties away from zero.
 
-With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), the larger
-one in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y. Source: QNNPACK's
-pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel; torch 2.13.0, 0 of 3.5 million.
+With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), of which
+the larger one is in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y.
 
-PyTorch gives operands of different shapes to its own loops instead, see `torch_add`. A node whose shapes differ as far
-as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the shapes at hand.
+PyTorch runs its own loops for operands of different shapes, see `torch_add`. A node whose shapes differ as far as they
+are known has the formula `torch_qnnpack_add_broadcast`, which decides by the actual shapes.
+
+Sources: QNNPACK's pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel. Compared with torch 2.13.0,
+0 of 3.5 million sums differ.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,10 @@
 """PyTorch's requantization: quantize_per_tensor of the dequantized tensor.
 
-y = rint(fma(float32(s_x * (q - z_x)), float32(1 / s_y), z_y)): the zero point inside of the rounding, one rounding for
-product and sum. Source: FBGEMM's Dequantize and QuantizeAvx2, which masks the last elements, so that all are computed
-in the same way; torch 2.13.0, 0 of 51,200, the two halves 0 of 76,800 and 0 of 792,000.
+y = rint(fma(float32(s_x * (q - z_x)), float32(1 / s_y), z_y)). The zero point is added before the rounding, and product
+and sum are rounded once.
+
+Source: FBGEMM's Dequantize and QuantizeAvx2, which masks the last elements, so that all elements are computed in the
+same way. Compared with torch 2.13.0, 0 of 51,200 codes differ, and 0 of 76,800 and of 792,000 codes for the two halves.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,13 @@
-"""TOSA's average pool and addition, in terms of its RESCALE (apply_scale_32, single rounding).
+"""TOSA's average pool and addition, expressed by its RESCALE (apply_scale_32, single rounding).
 
-AVG_POOL2D (TOSA 1.0, section 2.3.2) multiplies the sum of centred codes by a reciprocal of the count of elements that
-are no padding, k = 32 - clz(n - 1):
+AVG_POOL2D (TOSA 1.0, section 2.3.2) multiplies the sum of centred codes by a reciprocal of n, the count of elements
+that are no padding. With k = 32 - clz(n - 1):
 
-    y = apply_scale_32(sum, floor(((1 << 30) + 1) << k) / n), 30 + k) + z.
+    y = apply_scale_32(sum, floor((((1 << 30) + 1) << k) / n), 30 + k) + z.
 
-TOSA has no quantized ADD; a converter rescales both operands to int32 with the scale 2 max(s_0, s_1) / 2^20, adds, and
-rescales the sum. The constants are those of TensorFlow Lite's lowering (convertAddOp, tosa/transforms/legalize_common).
+TOSA has no quantized ADD, so a converter rescales both operands to int32 with the scale 2 max(s_0, s_1) / 2^20, adds,
+and rescales the sum. The constants are those of TensorFlow Lite's lowering (convertAddOp,
+tosa/transforms/legalize_common).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,14 @@
 """XNNPACK's addition and subtraction: multipliers of 21 bits and one shift, ties up.
 
-With float32 ratios r_i = s_i / s_y and p the exponent of the greater one (2^p <= r < 2^(p+1)), t = 20 - p:
+With float32 ratios r_i = s_i / s_y, p the exponent of the greater one (2^p <= r < 2^(p+1)) and t = 20 - p:
 
     m_i = rint(r_i 2^t);  y = ((x_0 m_0 + x_1 m_1 + 2^(t-1)) >> t) + z_y,  m_1 negative for a subtraction.
 
-LiteRT keeps ratios outside of [2^-10, 2^8), and int16 codes, for its own kernels, `tflite_add_neon`. Source:
-xnn_init_qs8_add_minmax_scalar_params; ai-edge-litert 2.3.0 on x86, 0 of 800,000 sums within and of 140,000 outside of
-these bounds.
+LiteRT does not delegate ratios outside [2^-10, 2^8) or int16 codes, and computes them with its own kernels,
+`tflite_add_neon`.
+
+Source: xnn_init_qs8_add_minmax_scalar_params. Compared with ai-edge-litert 2.3.0 on x86, 0 of 800,000 sums within these
+bounds and 0 of 140,000 outside of them differ.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,14 @@
-"""XNNPACK's mean: float32, the zero points gathered in one constant inside the rounding.
+"""XNNPACK's mean in float32, where one constant inside the rounding combines the zero points.
 
     r = float32(float32(s_x / s_y) * float32(1 / n));  c = float32(z_y - float32(float32(n z_x) * r))
     y = rint(float32(float32(float32(sum q) * r) + c))
 
-The sum is that of the codes as they are; product and sum are rounded apart on x86, which has no fused multiply-add in
-this kernel (`xnnpack_mean_arm` has). LiteRT keeps int16 codes for its own kernel, `tflite_mean`. Source: reduce-nd.c
-and xnn_update_qs8_reduce_scalar_params; ai-edge-litert 2.3.0 on x86, 0 of 700,000 means.
+The sum is that of the codes as they are. Product and sum are rounded separately on x86, which has no fused multiply-add
+in this kernel, whereas `xnnpack_mean_arm` has one. LiteRT does not delegate int16 codes, and computes them with its own
+kernel, `tflite_mean`.
+
+Source: reduce-nd.c and xnn_update_qs8_reduce_scalar_params. Compared with ai-edge-litert 2.3.0 on x86, 0 of 700,000
+means differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence

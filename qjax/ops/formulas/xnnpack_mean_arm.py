@@ -1,10 +1,10 @@
-"""XNNPACK's mean on ARM: that of x86 (`xnnpack_mean`), with each product and sum fused into one rounding.
+"""XNNPACK's mean on ARM: as on x86 (`xnnpack_mean`), but each product and sum is fused into one rounding.
 
     r = float32(float32(s_x / s_y) * float32(1 / n));  c = fma(-n z_x, r, z_y);  y = rint(fma(sum q, r, c))
 
 The compiler contracts both expressions to FMADD and FMSUB, in the constants as well as in the kernel. The difference
-shows only at ties and near the steps of float32: none of 223,000 random means reveals it, so inputs were searched that
-do. Of 12,969 such means of ai-edge-litert 2.3.0 for AArch64 under emulation, this formula misses none, separate
+shows only at ties and near the steps of float32. None of 223,000 random means reveals it, so a search looked for inputs
+that do. Of 12,969 such means of ai-edge-litert 2.3.0 for AArch64 under emulation, this formula misses none, separate
 roundings miss 11,799, and a fused kernel with separately rounded constants misses 2,409.
 """
 

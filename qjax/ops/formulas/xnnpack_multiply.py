@@ -1,8 +1,11 @@
 """XNNPACK's multiplication on x86: rint(float32(x_0 x_1) * r) + z_y with r = float32(float32(s_0 s_1) / s_y).
 
-LiteRT keeps scales r outside of [2^-16, 2^8), and int16 codes, for its own kernel, `tflite_multiply_neon`. XNNPACK for
-ARM has another kernel, the rule `xnnpack_rndnu`. Source: xnn_init_qs8_mul_minmax_scalar_params; ai-edge-litert 2.3.0, 0
-of 760,000 products within and of 58,000 outside of these bounds.
+LiteRT does not delegate scales r outside [2^-16, 2^8) or int16 codes, and computes them with its own kernel,
+`tflite_multiply_neon`. XNNPACK for ARM has another kernel, `xnnpack_multiply_arm`, which follows the rule
+`xnnpack_rndnu`.
+
+Source: xnn_init_qs8_mul_minmax_scalar_params. Compared with ai-edge-litert 2.3.0, 0 of 760,000 products within these
+bounds and 0 of 58,000 outside of them differ.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,11 @@
 """XNNPACK's multiplication on ARM: the rule `xnnpack_rndnu` of float32(float32(s_0 s_1) / s_y), ties up.
 
-On x86 it is `xnnpack_multiply`, with ties to even: the same .tflite gives other codes there wherever the product is a
-tie. Operations that LiteRT does not delegate are the same on both. Source: xnn_init_qs8_mul_minmax_rndnu_params and the
-kernels qs8-vmul/rndnu-neon; ai-edge-litert 2.3.0 for AArch64 under emulation, 0 of 262,144 int8 products with every
-pair of codes, where `xnnpack_multiply` differs in 866.
+On x86 the formula is `xnnpack_multiply`, with ties to even. The same .tflite file therefore computes different codes on
+ARM wherever the product is a tie. Operations that LiteRT does not delegate are the same on both.
+
+Sources: xnn_init_qs8_mul_minmax_rndnu_params and the kernels qs8-vmul/rndnu-neon. Compared with ai-edge-litert 2.3.0
+for AArch64 under emulation, 0 of 262,144 int8 products with every pair of codes differ, whereas `xnnpack_multiply`
+differs in 866.
 """
 
 from collections.abc import Mapping, Sequence

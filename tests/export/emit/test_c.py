@@ -176,8 +176,8 @@ def test_the_text_is_deterministic_and_says_what_it_is(graphs):
     assert files == c.to_files(graphs["w4"], vectors=0)
     text, header = files["model.c"], files["model.h"]
     assert set(files) == {"model.c", "model.h", "model_test.c", "Makefile"}
-    # the rule in its own words, and the place of the user's code
-    assert "The rule nearest_even." in text
+    # what the rule computes, and the place of the user's code
+    assert "The rule nearest_even: one rounding" in text
     assert "test_c.py:" in text
     assert "SCALE_MANTISSA" in header
     assert "0x1." in header

@@ -7,14 +7,13 @@ file contains no formula, and a new operation needs no line here.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit import elementwise_as_shift
+from qjax.export.emit import comments, elementwise_as_shift
 from qjax.export.emit.c import cortex_windows, one_bit, requantizing, vector_products, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
@@ -29,7 +28,7 @@ from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node
 from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
-from qjax.ops import formulas, narrow_accumulator
+from qjax.ops import narrow_accumulator
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
 from qjax.support.errors import Unsupported
@@ -270,28 +269,18 @@ def _table(value: Any, role: str) -> Table:
 
 
 def _arithmetic(graph: Graph, node: Node) -> tuple[str, str]:
-    """The name of the function of integers, and a description of the rule or formula from which it is translated."""
+    """The name of the function of integers, and the comment on the rule or formula from which it is translated."""
     dtype = graph.tensors[node.output].dtype
     if "rule" in node.attributes:
         name = node.attributes["rule"]
-        rule = get_rule(name)
-        return identifier(f"requantize_{name}_{dtype}"), _words(f"The rule {name}.", rule.apply.__doc__)
+        return identifier(f"requantize_{name}_{dtype}"), comments.of_rule(name)
     if "formula" in node.attributes:
         name = node.attributes["formula"]
-        module = sys.modules.get(formulas.get(name).kernel.__module__)
-        words = None if module is None or name.split("/")[0] not in formulas.names() else module.__doc__
-        if words is None and name.split("/")[0] not in formulas.names():
-            words = get_rule(name.split("/")[0]).apply.__doc__
-        return identifier(f"{node.op}_{name}_{dtype}"), _words(f"The formula {name}.", words)
+        return identifier(f"{node.op}_{name}_{dtype}"), comments.of_formula(name)
     if "rounding" in node.attributes:
         words = f"One exact sum of 64 bits, one rounding: {node.attributes['rounding']}."
         return identifier(f"{node.op}_exact_{dtype}"), words
     return identifier(f"{node.op}_{dtype}"), ""
-
-
-def _words(title: str, text: str | None) -> str:
-    lines = [line.strip() for line in (text or "").strip().split("\n")]
-    return "\n".join([title, *lines]).strip()
 
 
 def _in_place(layer: Layer, inputs: list[Buffer], target: Buffer) -> tuple[int, ...]:

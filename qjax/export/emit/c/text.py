@@ -1,6 +1,6 @@
 """Pieces of C99 text: identifiers, literals, comments, arrays. All text from a graph passes through here.
 
-Names of tensors, file names and docstrings are not trusted. An identifier keeps only letters and digits, and a comment
+Names of tensors, rules and files are not trusted. An identifier keeps only letters and digits, and a comment
 can neither end early nor continue on the next line.
 """
 

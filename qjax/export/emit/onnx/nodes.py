@@ -5,9 +5,7 @@ is traced. Every other kernel is traced as a whole.
 """
 
 import dataclasses
-import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit import bounds, elementwise_as_shift
+from qjax.export.emit import bounds, comments, elementwise_as_shift
 from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.equal_calls import key_of
@@ -24,8 +22,7 @@ from qjax.export.emit.onnx.translate import Translator
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.requantizations import Product
 from qjax.numerics.accumulator import EXACT
-from qjax.numerics.rules import get_rule
-from qjax.ops import formulas, narrow_accumulator
+from qjax.ops import narrow_accumulator
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
 
@@ -247,9 +244,7 @@ def _short(t: Translator, call: Call, acc: View) -> View | None:
         return None
     nodes = inner.builder.live([result.name])
     rule = call.attributes["rule"]
-    doc = (
-        f"{inspect.getdoc(get_rule(rule).apply) or ''}\n\nThe same codes for every accumulator that the weights allow."
-    )
+    doc = f"{comments.of_rule(rule)} The codes are the same for every accumulator that the weights allow."
     name = f"requantize_{_identifier(rule)}"
     function = t.builder.library.add(name, ["acc"], [result.name], nodes, doc)
     return dataclasses.replace(result, name=t.builder.call(function, acc.name))
@@ -295,9 +290,8 @@ def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants
     result = _translated(inner, finish, wide)
     rule = attributes["rule"]
     nodes = inner.builder.live([result.name])
-    function = t.builder.library.add(
-        f"requantize_{_identifier(rule)}", names, [result.name], nodes, inspect.getdoc(get_rule(rule).apply) or ""
-    )
+    title = f"requantize_{_identifier(rule)}"
+    function = t.builder.library.add(title, names, [result.name], nodes, comments.of_rule(rule))
     name = t.builder.call(function, acc.name, *(view.name for view in constants.values()))
     return dataclasses.replace(result, name=name)
 
@@ -309,17 +303,13 @@ def _translated(t: Translator, function: Callable[..., jax.Array], views: Sequen
 
 
 def _title(call: Call) -> tuple[str, str]:
-    """The function's name and documentation, including those of the node's rule or formula."""
-    attributes = call.attributes
-    doc = inspect.getdoc(type(ops.get(call.op))) or ""
-    rule, formula = attributes.get("rule"), attributes.get("formula")
-    if rule is not None:
-        doc = f"{doc}\n\n{rule}: {inspect.getdoc(get_rule(rule).apply) or ''}"
+    """The function's name, and its documentation where a rule or formula decides what it computes."""
+    rule, formula = call.attributes.get("rule"), call.attributes.get("formula")
+    lines = [] if rule is None else [comments.of_rule(rule)]
     if formula is not None:
-        module = sys.modules[formulas.get(formula).kernel.__module__]
-        doc = f"{doc}\n\n{formula}: {inspect.getdoc(module) or ''}"
-    how = rule or formula or attributes.get("rounding")
-    return call.op if how is None else f"{call.op}_{_identifier(how)}", doc
+        lines.append(comments.of_formula(formula))
+    how = rule or formula or call.attributes.get("rounding")
+    return call.op if how is None else f"{call.op}_{_identifier(how)}", "\n".join(lines)
 
 
 def _identifier(name: str) -> str:
