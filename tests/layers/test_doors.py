@@ -77,7 +77,7 @@ def test_keyword_only_arguments_follow_the_positional_ones():
 
 
 class Positions(nnx.Module):
-    """As the decoders of flax's examples, which training calls by keywords and with the source of its random numbers."""
+    """As the decoders of flax's examples, which training calls by keywords and with a source of random numbers."""
 
     def __init__(self):
         self.dense = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
