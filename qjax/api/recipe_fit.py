@@ -146,7 +146,8 @@ class Fit:
         dynamic = [setting for setting in settings if isinstance(setting, Dynamic)]
 
         def is_taken(names: Sequence[str], field: str) -> bool:
-            return any((name, field) not in self._deciding for name in names) or any(
+            # whoever names one tensor, as the recipe of a `post_training` report does, replaces the setting knowingly
+            return any(self._deciding.get((name, field), name) == name for name in names) or any(
                 getattr(setting, field, self) is None for setting in dynamic
             )
 

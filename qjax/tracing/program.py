@@ -214,6 +214,8 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
     On a mesh with explicit axes, parameters that contain types (a function, a sharding) are those of the trace.
     """
+    if single_device_shard_map.is_typed(eqn):
+        return single_device_shard_map.bind_untyped(eqn, args, _bind)
     mesh = None if is_plain(tuple(eqn.params.values())) else mesh_of(var.aval for var in eqn.outvars)
     if mesh is None or get_abstract_mesh() != automatic_view(mesh):
         return _bind(eqn, args)

@@ -8,10 +8,11 @@ sums, gathers and exchanges along an axis return the member's own array, and its
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType, get_abstract_mesh
 
 _OWN = frozenset(
     """psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute""".split()  # noqa: SIM905
@@ -74,3 +75,34 @@ def is_first(eqn: Any) -> bool:
         return False
     name = eqn.params["axis_name"]
     return _axes.names.issuperset(name if isinstance(name, tuple) else (name,))
+
+
+def is_typed(eqn: Any) -> bool:
+    """Whether an equation states types of the mesh of such a `shard_map`, which are no types where it runs now."""
+    for var in (*getattr(eqn, "outvars", ()), *getattr(eqn, "invars", ())):
+        mesh = getattr(getattr(var.aval, "sharding", None), "mesh", None)
+        if mesh is not None and mesh.axis_names:
+            return mesh.size == 1 and AxisType.Manual in mesh.axis_types and mesh != get_abstract_mesh()
+    return False
+
+
+def bind_untyped(eqn: Any, args: Sequence[Any], bind: Callable[[Any, Sequence[Any]], list[Any]]) -> list[Any]:
+    """Run such an equation without these types; bind: runs an equation.
+
+    A call of `jit` is opened, because the types are those of all its equations.
+    """
+    inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
+    if inner is None:
+        return bind(eqn.replace(params={**eqn.params, "sharding": None}) if "sharding" in eqn.params else eqn, args)
+    known = dict(zip(inner.jaxpr.invars, args, strict=True)) | dict(
+        zip(inner.jaxpr.constvars, inner.consts, strict=True)
+    )
+
+    def read(var: Any) -> Any:
+        return var.val if hasattr(var, "val") else known[var]
+
+    for one in inner.jaxpr.eqns:
+        given = [read(var) for var in one.invars]
+        made = given if hands_on(one) else bind_untyped(one, given, bind) if is_typed(one) else bind(one, given)
+        known.update(zip(one.outvars, made, strict=True))
+    return [read(var) for var in inner.jaxpr.outvars]

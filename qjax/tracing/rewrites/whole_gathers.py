@@ -1,8 +1,12 @@
-"""Rewrites gathers that take every row of an axis once and in order: they only move axes.
+"""Rewrites gathers that need no table: they only move axes, or compute what they would look up.
 
-    x[jnp.arange(n)]    ->    x
+| program | becomes |
+| --- | --- |
+| `x[jnp.arange(n)]` | `x` |
+| `jnp.arange(n)[i]` | `i` where it is in range |
 
-Such gathers also come from `jax.lax.map(lambda i: f(x[i]), jnp.arange(n))` when all iterations run at once.
+The first also comes from `jax.lax.map(lambda i: f(x[i]), jnp.arange(n))` when all iterations run at once, the second
+from `jnp.repeat(jnp.arange(experts), sizes, total_repeat_length=rows)`.
 """
 
 import dataclasses
@@ -11,6 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
@@ -19,14 +24,20 @@ from qjax.tracing.rewrites.moves import read
 
 
 def read_whole(program: Program) -> Program:
-    """Rewrite such gathers as moves of axes."""
+    """Rewrite such gathers."""
     if not any(eqn.primitive == "gather" for eqn in program.equations):
         return program
     number = numbers(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        axis = _axis(eqn, number) if eqn.primitive == "gather" else None
-        equations += [eqn] if axis is None else inlined(_move_axes(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
+        if eqn.primitive != "gather":
+            equations.append(eqn)
+        elif (axis := _axis(eqn, number)) is not None:
+            equations += inlined(_move_axes(eqn, axis), eqn.inputs[:1], eqn.outputs, eqn)[0]
+        elif (computed := _progression(eqn, number)) is not None:
+            equations += inlined(computed, eqn.inputs[1:], eqn.outputs, eqn)[0]
+        else:
+            equations.append(eqn)
     return dataclasses.replace(program, equations=tuple(read(equations, program.outputs)))
 
 
@@ -59,3 +70,32 @@ def _move_axes(eqn: Equation, axis: int) -> Callable[[Any], Any]:
         return jnp.transpose(apart, np.argsort(order).tolist())
 
     return moved
+
+
+def _progression(eqn: Equation, number: Callable[[Value], np.ndarray | None]) -> Callable[[Any], Any] | None:
+    """The function of the indices that a gather from integers at equal distances computes; None for other gathers."""
+    n, table = eqn.params["dimension_numbers"], number(eqn.inputs[0])
+    if table is None or table.ndim != 1 or table.size < 2 or not jnp.issubdtype(table.dtype, jnp.integer):
+        return None
+    if tuple(n.collapsed_slice_dims) != (0,) or number(eqn.inputs[1]) is not None:
+        return None
+    first, step = table[0], table[1] - table[0]
+    if not np.array_equal(table, first + step * np.arange(table.size, dtype=table.dtype)):
+        return None
+    last, mode = np.asarray(table.size - 1, eqn.in_dtypes[1]), eqn.params["mode"]
+    fill = eqn.params["fill_value"]
+    unknown = (
+        jnp.iinfo(table.dtype).min if jnp.issubdtype(table.dtype, jnp.signedinteger) else jnp.iinfo(table.dtype).max
+    )
+
+    def computed(at: Any) -> Any:
+        at = at.reshape(at.shape[:-1])
+        if mode == lax.GatherScatterMode.CLIP:
+            at = jnp.clip(at, np.zeros_like(last), last)
+        found = first + step * at.astype(table.dtype)
+        if mode != lax.GatherScatterMode.FILL_OR_DROP:
+            return found
+        inside = (at >= np.zeros_like(last)) & (at <= last)
+        return jnp.where(inside, found, np.asarray(unknown if fill is None else fill, table.dtype))
+
+    return computed
