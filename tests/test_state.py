@@ -156,10 +156,11 @@ def test_a_donated_model_takes_the_state_that_its_step_returns() -> None:
         optimizer.update(qmodel, grads)
         return nnx.state((qmodel, optimizer))
 
-    before = np.asarray(qmodel.model.head.kernel[...])
+    model: Any = qmodel.model
+    before = np.asarray(model.head.kernel[...])
     for _ in range(2):
         nnx.update((qmodel, optimizer), step(qmodel, optimizer, X))
-    assert not np.array_equal(qmodel.model.head.kernel[...], before)
+    assert not np.array_equal(model.head.kernel[...], before)
     assert qmodel(X).shape == (8, 4)
     other = qjax.quantize(Net(nnx.Rngs(0)), OTHERS["bits of weights"][0], X)
     with pytest.raises(ValueError, match=OTHERS["bits of weights"][1]):

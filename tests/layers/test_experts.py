@@ -70,7 +70,7 @@ class Ragged(Experts):
 
 
 class Biased(Experts):
-    """Within `jax.shard_map` over one device, with a bias for each expert, as MaxText's `sparse_matmul` runs gpt-oss."""
+    """On one device of `jax.shard_map`, with a bias for each expert, as MaxText's `sparse_matmul` runs gpt-oss."""
 
     def __init__(self) -> None:
         super().__init__()

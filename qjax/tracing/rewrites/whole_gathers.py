@@ -84,9 +84,8 @@ def _progression(eqn: Equation, number: Callable[[Value], np.ndarray | None]) ->
         return None
     last, mode = np.asarray(table.size - 1, eqn.in_dtypes[1]), eqn.params["mode"]
     fill = eqn.params["fill_value"]
-    unknown = (
-        jnp.iinfo(table.dtype).min if jnp.issubdtype(table.dtype, jnp.signedinteger) else jnp.iinfo(table.dtype).max
-    )
+    known = jnp.iinfo(table.dtype)
+    unknown = known.min if jnp.issubdtype(table.dtype, jnp.signedinteger) else known.max
 
     def computed(at: Any) -> Any:
         at = at.reshape(at.shape[:-1])
