@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from qjax.numerics.meshes import automatic, explicit_mesh
+
 _Place = tuple[int, int | None]
 """The index of an array, and of the part along its first axis; None is the whole array."""
 
@@ -54,7 +56,8 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
                 if content not in stacks:
                     stacks[content] = len(arrays)
                     traced = any(isinstance(value, jax.Array) for value in values)
-                    arrays.append(jnp.stack(values) if traced else np.stack(values))
+                    with automatic(explicit_mesh(values)):
+                        arrays.append(jnp.stack(values) if traced else np.stack(values))
                 for index, name in enumerate(group):
                     places.of.setdefault(name, {})[role] = (stacks[content], index)
         known: dict[object, int] = {}

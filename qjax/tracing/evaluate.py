@@ -76,6 +76,7 @@ class Evaluation:
         """How outputs and records are sharded; a record with the shape of its tensor is sharded like the tensor."""
         placed = {place.label: value for value, place in self.annotation.values.items()}
         placed |= {place.label: eqn.inputs[index] for (eqn, index), place in self.annotation.weights.items()}
+        placed |= {joined.place.label: value for value, joined in self.annotation.joined.items()}
 
         def spec(label: str, x: Any) -> PartitionSpec:
             shape = placed[label].shape

@@ -2,7 +2,9 @@
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
+from qjax.numerics.meshes import automatic, explicit_mesh
 from qjax.run.shared_constants import SharedConstants
 
 
@@ -34,3 +36,13 @@ def test_it_passes_through_jit():
     assert (float(doubled["b"]["x"]), int(doubled["b"]["y"])) == (4.0, 10)
     # the same object of places: what was compiled for one set of values serves another
     assert jax.tree.structure(doubled) == jax.tree.structure(shared)
+
+
+def test_stacks_on_a_mesh_with_explicit_axes():
+    """Constants that come from parameters on such a mesh have the types of its automatic view."""
+    mesh = jax.make_mesh((1,), ("data",), (AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        with automatic(explicit_mesh(())):
+            values = [jax.jit(lambda x: x + 1)(np.full(2, i, np.int8)) for i in range(2)]
+        shared = SharedConstants.of({"a": {"kernel": values[0]}, "b": {"kernel": values[1]}}, [("a", "b")])
+    assert np.array_equal(shared.over(["a", "b"])[1]["kernel"], [[1, 1], [2, 2]])
