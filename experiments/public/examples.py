@@ -25,11 +25,19 @@ from experiments.public.models import Public, Source, integers, normal, padding,
 N, LENGTH, VOCABULARY = 3, 8, 40
 _UNUSED = (
     "absl",
+    "absl.logging",
     "clu",
+    "clu.metric_writers",
+    "clu.periodic_actions",
+    "grain",
+    "grain.python",
+    "grain.transforms",
     "jaxtyping",
     "ml_collections",
     "orbax",
     "orbax.checkpoint",
+    "orbax.checkpoint.checkpoint_managers",
+    "sentencepiece",
     "tensorflow",
     "tensorflow_datasets",
     "flax.metrics.tensorboard",
@@ -45,7 +53,7 @@ def _absent(name: str) -> bool:
     return False
 
 
-def _load(folder: Path, name: str) -> ModuleType:
+def load(folder: Path, name: str) -> ModuleType:
     """The module folder/name.py, whose own imports come from the same folder."""
     path = folder / f"{name}.py"
     if not path.exists():
@@ -77,39 +85,39 @@ def _tokens(seed: int = 0) -> jax.Array:
 
 
 def _imagenet(folder: Path) -> Public:
-    models = _load(folder / "imagenet", "models")
+    models = load(folder / "imagenet", "models")
     net = models.ResNet(stage_sizes=[1, 1], block_cls=models.ResNetBlock, num_classes=10, num_filters=8)
     return _linen(net, normal(N, 32, 32, 3), train=False)
 
 
 def _imagenet_bottleneck(folder: Path) -> Public:
-    models = _load(folder / "imagenet", "models")
+    models = load(folder / "imagenet", "models")
     net = models.ResNet(stage_sizes=[1, 1], block_cls=models.BottleneckResNetBlock, num_classes=10, num_filters=8)
     return _linen(net, normal(N, 32, 32, 3), train=False)
 
 
 def _mnist(folder: Path) -> Public:
-    net = _load(folder / "mnist", "train").CNN(nnx.Rngs(0))
+    net = load(folder / "mnist", "train").CNN(nnx.Rngs(0))
     return Public(net, None, (normal(N, 28, 28, 1), None))
 
 
 def _vae_generate(folder: Path) -> Public:
-    net = _load(folder / "vae", "models").VAE(latents=4)
+    net = load(folder / "vae", "models").VAE(latents=4)
     made = net.init(jax.random.key(0), normal(N, 784), jax.random.key(1))
     return Public(net, made, (normal(N, 4),), method="generate")
 
 
 def _vae_encoder(folder: Path) -> Public:
-    return _linen(_load(folder / "vae", "models").Encoder(latents=4), normal(N, 784))
+    return _linen(load(folder / "vae", "models").Encoder(latents=4), normal(N, 784))
 
 
 def _vae(folder: Path) -> Public:
-    net = _load(folder / "vae", "models").VAE(latents=4)
+    net = load(folder / "vae", "models").VAE(latents=4)
     return _linen(net, normal(N, 784), z_rng=jax.random.key(1))
 
 
 def _seq2seq(folder: Path, method: Any = None) -> Public:
-    net = _load(folder / "seq2seq", "models").Seq2seq(teacher_force=True, hidden_size=16, vocab_size=12)
+    net = load(folder / "seq2seq", "models").Seq2seq(teacher_force=True, hidden_size=16, vocab_size=12)
     questions, answers = (
         jax.nn.one_hot(integers(N, length, below=12, seed=seed), 12) for seed, length in enumerate((6, 4))
     )
@@ -123,19 +131,19 @@ def _logits(net: Any, questions: jax.Array, answers: jax.Array) -> jax.Array:
 
 
 def _ppo(folder: Path) -> Public:
-    net = _load(folder / "ppo", "models").ActorCritic(num_outputs=4)
+    net = load(folder / "ppo", "models").ActorCritic(num_outputs=4)
     return _linen(net, jax.random.uniform(jax.random.key(0), (N, 84, 84, 4), maxval=255.0))
 
 
 def _lm1b(folder: Path) -> Public:
-    models = _load(folder / "lm1b", "models")
+    models = load(folder / "lm1b", "models")
     config = models.TransformerConfig(VOCABULARY, VOCABULARY, deterministic=True, **_TRANSFORMER)
     return _linen(models.TransformerLM(config), _tokens())
 
 
 def _lm1b_step(folder: Path) -> Public:
     """One token with the cache that Linen keeps in its variables."""
-    models = _load(folder / "lm1b", "models")
+    models = load(folder / "lm1b", "models")
     options = {**_TRANSFORMER, "max_len": LENGTH}
     config = models.TransformerConfig(VOCABULARY, VOCABULARY, deterministic=True, decode=True, **options)
     net = models.TransformerLM(config)
@@ -148,14 +156,14 @@ def _lm1b_step(folder: Path) -> Public:
 
 
 def _lm1b_packed(folder: Path) -> Public:
-    models = _load(folder / "lm1b", "models")
+    models = load(folder / "lm1b", "models")
     config = models.TransformerConfig(VOCABULARY, VOCABULARY, deterministic=True, **_TRANSFORMER)
     segments = jnp.broadcast_to(1 + jnp.arange(LENGTH) // 4, (N, LENGTH))
     return _linen(models.TransformerLM(config), _tokens(), positions(N, LENGTH) % 4, segments)
 
 
 def _wmt(folder: Path) -> Public:
-    models = _load(folder / "wmt", "models")
+    models = load(folder / "wmt", "models")
     config = models.TransformerConfig(
         VOCABULARY, VOCABULARY, deterministic=True, share_embeddings=True, logits_via_embedding=True, **_TRANSFORMER
     )
@@ -163,14 +171,14 @@ def _wmt(folder: Path) -> Public:
 
 
 def _nlp_seq(folder: Path) -> Public:
-    models = _load(folder / "nlp_seq", "models")
+    models = load(folder / "nlp_seq", "models")
     net = models.Transformer(models.TransformerConfig(VOCABULARY, VOCABULARY, **_TRANSFORMER))
     variables = net.init(jax.random.key(0), inputs=_tokens(), train=False)
     return Public(net, variables, (_tokens(),), {"train": False})
 
 
 def _sst2(folder: Path) -> Public:
-    net = _load(folder / "sst2", "models").TextClassifier(
+    net = load(folder / "sst2", "models").TextClassifier(
         embedding_size=16,
         hidden_size=16,
         vocab_size=VOCABULARY,
@@ -182,7 +190,7 @@ def _sst2(folder: Path) -> Public:
 
 
 def _gemma(folder: Path, cached: bool = False) -> Public:
-    loaded = _load(folder / "gemma", "transformer")
+    loaded = load(folder / "gemma", "transformer")
     modes = loaded.modules.AttentionType
     config = loaded.TransformerConfig(
         num_layers=2,
@@ -217,7 +225,7 @@ def _gemma(folder: Path, cached: bool = False) -> Public:
 def _ogbg(folder: Path, name: str) -> Public:
     """A graph has no batch: `vmap` over the features of one graph with fixed edges, whose examples are molecules."""
     jraph = importlib.import_module("jraph")
-    net = getattr(_load(folder / "ogbg_molpcba", "models"), name)(
+    net = getattr(load(folder / "ogbg_molpcba", "models"), name)(
         latent_size=16, num_mlp_layers=2, message_passing_steps=2, output_globals_size=4
     )
     senders, receivers = jnp.array([0, 1, 2, 3, 4, 0]), jnp.array([1, 2, 3, 4, 5, 2])
@@ -238,12 +246,12 @@ def _ogbg(folder: Path, name: str) -> Public:
 
 
 def _mlp(folder: Path) -> Public:
-    module = _load(folder / "linen_design_test", "mlp_inline")
+    module = load(folder / "linen_design_test", "mlp_inline")
     return _linen(module.MLP((16, 4)), normal(N, 8))
 
 
 def _scan(folder: Path) -> Public:
-    module = _load(folder / "nnx_toy_examples", "06_scan_over_layers")
+    module = load(folder / "nnx_toy_examples", "06_scan_over_layers")
     return Public(module.ScanMLP(16, n_layers=3, rngs=nnx.Rngs(0)), None, (normal(N, 16),))
 
 

@@ -34,7 +34,7 @@ _SMALL: dict[str, Any] = {
     "dtype": "float32",
     "weight_dtype": "float32",
     "attention": "dot_product",
-    # experts as products over all of them: MaxText's other forms sort the words by expert
+    # experts as products over all of them; "sorted" below sorts the words by expert, as MaxText does by default
     "megablox": False,
     "sparse_matmul": False,
     "enable_dropout": False,
@@ -45,6 +45,7 @@ _SMALL: dict[str, Any] = {
     "run_name": "small",
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+_SORTED = {"sparse_matmul": True}
 _LATENT = {
     **_EXPERTS,
     "base_num_kv_heads": 4,
@@ -60,6 +61,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 4": ("llama4-17b-16e", {"num_experts": 4, "base_num_decoder_layers": 4}),
     "Mistral": ("mistral-7b", {}),
     "Mixtral": ("mixtral-8x7b", {"num_experts": 4, "base_moe_mlp_dim": 64}),
+    "Mixtral, sorted": ("mixtral-8x7b", {"num_experts": 4, "base_moe_mlp_dim": 64, **_SORTED}),
     "Gemma": ("gemma-2b", {"base_num_kv_heads": 1}),
     "Gemma 2": ("gemma2-2b", {}),
     "Gemma 3": ("gemma3-4b", {"base_num_decoder_layers": 6}),
@@ -69,8 +71,10 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3, experts": ("qwen3-30b-a3b", _EXPERTS),
     "GPT-3": ("gpt3-52k", {"base_num_kv_heads": 4}),
     "gpt-oss": ("gpt-oss-20b", _EXPERTS),
+    "gpt-oss, sorted": ("gpt-oss-20b", {**_EXPERTS, **_SORTED}),
     "DeepSeek V2": ("deepseek2-16b", {**_LATENT, "shared_experts": 1}),
     "DeepSeek V3": ("deepseek3-tiny", {**_LATENT, "q_lora_rank": 8, "n_routing_groups": -1}),
+    "DeepSeek V3, sorted": ("deepseek3-tiny", {**_LATENT, "q_lora_rank": 8, "n_routing_groups": -1, **_SORTED}),
     "Olmo 3": ("olmo3-7b", {"base_num_kv_heads": 4, "base_num_decoder_layers": 4}),
     "Envy": ("envy-test", {}),
     "Qwen 3 Next": (
@@ -112,7 +116,8 @@ def _built(name: str, sizes: dict[str, Any]) -> Public:
         model = models.Transformer(config, mesh, None, rngs=nnx.Rngs(params=0, dropout=1))
     places = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32), (N, LENGTH))
     tokens, segments = integers(N, LENGTH, below=VOCABULARY), jnp.ones((N, LENGTH), jnp.int32)
-    return Public(Evaluated(model), None, (tokens, places, segments))
+    batch = "fixed" if "sparse_matmul" in sizes else None
+    return Public(Evaluated(model), None, (tokens, places, segments), batch=batch)
 
 
 def source() -> Source:

@@ -17,7 +17,7 @@ class Public:
     """A Linen module with its variables (a module of nnx stands alone), and the arguments of one call.
 
     evaluation: keyword arguments of the call. method: what is called in the place of `__call__`. rngs: a key for each
-    stream that the evaluation asks for.
+    stream that the evaluation asks for. batch: "fixed" for a model that mixes the examples of a batch.
     """
 
     module: Any
@@ -26,6 +26,7 @@ class Public:
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     method: Any = None
     rngs: Any = None
+    batch: Any = None
 
     def model(self) -> nnx.Module:
         """What `qjax.quantize` takes, in evaluation mode."""

@@ -98,7 +98,8 @@ def _run(row: Row, build: Callable[[], Public], *, exact: bool, codes: bool, tar
         sample = public.sample
         row.parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
         n = examples(sample)
-        batch = random_batch(sample, OTHER_SIZE, 1)
+        size = n if public.batch == "fixed" else OTHER_SIZE
+        batch = random_batch(sample, size, 1)
         stage = "float"
         wanted = model(*batch)
         begin = time.perf_counter()
@@ -109,13 +110,13 @@ def _run(row: Row, build: Callable[[], Public], *, exact: bool, codes: bool, tar
             qjax.calibrate(qmodel, [sample, batch])
         qmodel.eval()
         stage = "convert"
-        graph = qjax.convert(qmodel, sample)
+        graph = qjax.convert(qmodel, sample, batch=public.batch)
         row.seconds = time.perf_counter() - begin
         row.nodes = len(graph.ir.nodes)
         row.float_nodes = sum(graph.ir.tensors[node.output].dtype.startswith("float") for node in graph.ir.nodes)
         stage = "graph"
         found = graph(*batch)
-        few = graph(*_part(batch, OTHER_SIZE, n))
+        few = graph(*_part(batch, size, n))
         same = jax.tree.map(_like, found, few)
         row.cosine = _cosine(found, wanted)
         row.exact_mismatches = _differing(same, few)[0]
@@ -127,7 +128,7 @@ def _run(row: Row, build: Callable[[], Public], *, exact: bool, codes: bool, tar
         if exact:
             stage = "exact"
             begin = time.perf_counter()
-            forward = nnx.jit(qjax.exact(qmodel, sample))
+            forward = nnx.jit(qjax.exact(qmodel, sample, batch=public.batch))
             row.exact_mismatches += _differing(forward(qmodel, *batch), found)[0]
             row.exact, row.exact_seconds = True, time.perf_counter() - begin
     except Exception as error:  # the table says which stage of which model fails, and why
