@@ -189,12 +189,12 @@ def _sst2(folder: Path) -> Public:
     return _linen(net, _tokens(), padding(N, LENGTH).sum(1), deterministic=True)
 
 
-def _gemma(folder: Path, cached: bool = False) -> Public:
-    loaded = load(folder / "gemma", "transformer")
+def gemma_config(loaded: Any, vocabulary: int = VOCABULARY, **options: Any) -> Any:
+    """A small configuration of the example gemma; loaded: its module `transformer`."""
     modes = loaded.modules.AttentionType
-    config = loaded.TransformerConfig(
+    return loaded.TransformerConfig(
         num_layers=2,
-        num_embed=VOCABULARY,
+        num_embed=vocabulary,
         embed_dim=32,
         hidden_dim=64,
         num_heads=4,
@@ -204,10 +204,14 @@ def _gemma(folder: Path, cached: bool = False) -> Public:
         use_post_attn_norm=True,
         use_post_ffw_norm=True,
         attention_types=(modes.LOCAL_SLIDING, modes.GLOBAL),
-        attn_logits_soft_cap=50.0,
         use_qk_norm=True,
-        sliding_window_size=4,
+        **options,
     )
+
+
+def _gemma(folder: Path, cached: bool = False) -> Public:
+    loaded = load(folder / "gemma", "transformer")
+    config = gemma_config(loaded, attn_logits_soft_cap=50.0, sliding_window_size=4)
     net = loaded.Transformer(config, rngs=nnx.Rngs(0))
     if cached:
         cache = net.init_cache(LENGTH, N, jnp.float32)

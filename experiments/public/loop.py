@@ -1,4 +1,4 @@
-"""The training loop of Flax's gemma on eight devices, unchanged: python -m experiments.public.loop --examples FOLDER.
+"""The training steps of Flax's gemma on eight devices, unchanged: python -m experiments.public.loop --examples FOLDER.
 
 FOLDER is `examples` in a checkout of github.com/google/flax. The mesh has explicit axes, along which the example splits
 batch, parameters (FSDP) and features (tensor parallel). Its own steps train a float and a quantized model, once by
@@ -23,7 +23,7 @@ import optax
 from flax import nnx
 
 import qjax
-from experiments.public.examples import load
+from experiments.public.examples import gemma_config, load
 
 STEPS, BATCH, LENGTH, VOCABULARY = 6, 8, 16, 64
 AXES = ("data", "fsdp", "tensor")
@@ -56,24 +56,9 @@ class Gemma:
     def __init__(self, folder: Path) -> None:
         self.train = load(folder / "gemma", "train")
         loaded = self.train.transformer_lib
-        modes = loaded.modules.AttentionType
         self.mask, self.create = loaded.make_causal_attn_mask, loaded.Transformer
-        self.config = loaded.TransformerConfig(
-            num_layers=2,
-            num_embed=VOCABULARY,
-            embed_dim=32,
-            hidden_dim=64,
-            num_heads=4,
-            head_dim=8,
-            num_kv_heads=2,
-            final_logit_softcap=30.0,
-            use_post_attn_norm=True,
-            use_post_ffw_norm=True,
-            attention_types=(modes.LOCAL_SLIDING, modes.GLOBAL),
-            use_qk_norm=True,
-            sliding_window_size=8,
-            shd_config=self.train.ShardingConfig.fsdp_tp_sharding(tensor_parallel_axis_name="tensor"),
-        )
+        split = self.train.ShardingConfig.fsdp_tp_sharding(tensor_parallel_axis_name="tensor")
+        self.config = gemma_config(loaded, VOCABULARY, sliding_window_size=8, shd_config=split)
 
     def sample(self, batch: dict[str, jax.Array]) -> tuple[Any, ...]:
         """What the example's step passes to the model."""

@@ -319,8 +319,8 @@ def _labels(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], dyna
         # Parts of a single argument need no leading number.
         parts = rest if alone and whole == ("0", "0") else [argument, *rest]
         label = "input" if data == [whole] else "/".join(("input", *parts))
-        by_position = kind == "0" and int(argument) < len(named)
-        labels[label] = "/".join((named[int(argument)] if by_position else argument, *rest))
+        name = named[int(argument)] if kind == "0" and int(argument) < len(named) else argument
+        labels[label] = "/".join((name, *rest))
     return labels
 
 

@@ -165,3 +165,32 @@ def test_values_are_the_functions_own():
     for function in (jax.nn.softmax, jax.nn.log_softmax, lambda x: jnp.roll(x, 2, -1)):
         assert rewritten(function)[1] == 0
     assert np.isfinite(rewritten(lambda x: centred(x) / deviation(x))[1])
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize(
+    "table", [np.arange(5, dtype=np.int32), np.arange(11, 1, -2, dtype=np.uint8)], ids=["up", "down"]
+)
+def test_integers_at_equal_distances_are_computed_instead_of_looked_up(table, mode):
+    """Indices within the table and beyond both of its ends, unless the model promises otherwise."""
+    reach = 2 if mode == "promise_in_bounds" else 9
+
+    def looked_up(values):
+        def function(x):
+            at = jnp.clip(jnp.round(x * 8), -reach, reach).astype(jnp.int32)
+            at = at + 2 if mode == "promise_in_bounds" else at
+            return jnp.asarray(values).at[at].get(mode=mode).astype(jnp.int32)
+
+        return function
+
+    at = np.clip(np.round(X * 8), -9, 9)
+    assert at.min() < -5
+    assert at.max() > 5
+    primitives, difference = rewritten(looked_up(table))
+    assert "gather" not in primitives
+    assert difference == 0
+    others = table.copy()
+    others[-1] += 1
+    primitives, difference = rewritten(looked_up(others))
+    assert "gather" in primitives
+    assert difference == 0

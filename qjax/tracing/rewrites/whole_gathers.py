@@ -77,22 +77,24 @@ def _progression(eqn: Equation, number: Callable[[Value], np.ndarray | None]) ->
     n, table = eqn.params["dimension_numbers"], number(eqn.inputs[0])
     if table is None or table.ndim != 1 or table.size < 2 or not jnp.issubdtype(table.dtype, jnp.integer):
         return None
+    mode, modes = eqn.params["mode"], lax.GatherScatterMode
+    if mode not in (modes.CLIP, modes.FILL_OR_DROP, modes.PROMISE_IN_BOUNDS):
+        return None
     if tuple(n.collapsed_slice_dims) != (0,) or number(eqn.inputs[1]) is not None:
         return None
-    first, step = table[0], table[1] - table[0]
+    first, step = table[0], (table[1:] - table[:-1])[0]  # numpy warns where scalars wrap, as unsigned steps do
     if not np.array_equal(table, first + step * np.arange(table.size, dtype=table.dtype)):
         return None
-    last, mode = np.asarray(table.size - 1, eqn.in_dtypes[1]), eqn.params["mode"]
-    fill = eqn.params["fill_value"]
+    last, fill = np.asarray(table.size - 1, eqn.in_dtypes[1]), eqn.params["fill_value"]
     known = jnp.iinfo(table.dtype)
     unknown = known.min if jnp.issubdtype(table.dtype, jnp.signedinteger) else known.max
 
     def computed(at: Any) -> Any:
         at = at.reshape(at.shape[:-1])
-        if mode == lax.GatherScatterMode.CLIP:
+        if mode == modes.CLIP:
             at = jnp.clip(at, np.zeros_like(last), last)
         found = first + step * at.astype(table.dtype)
-        if mode != lax.GatherScatterMode.FILL_OR_DROP:
+        if mode != modes.FILL_OR_DROP:
             return found
         inside = (at >= np.zeros_like(last)) & (at <= last)
         return jnp.where(inside, found, np.asarray(unknown if fill is None else fill, table.dtype))
