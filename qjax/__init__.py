@@ -136,6 +136,7 @@ _MODULES = {
     "analysis": "analysis",
     "calibration": "calibration",
     "export": "export",
+    "gguf": "contrib.gguf",
     "lab": "contrib.lab",
     "layers": "layers",
     "numerics": "numerics",

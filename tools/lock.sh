@@ -33,7 +33,7 @@ compile() { # compile OUTPUT ARGUMENT ...
     echo "$output: $(grep -cE '^[a-z]' "$output") pins"
 }
 
-compile requirements/dev.lock pyproject.toml --extra demo --extra keras --extra onnx --extra rtl --extra tflite --extra dev "$@"
+compile requirements/dev.lock pyproject.toml --extra demo --extra gguf --extra keras --extra onnx --extra rtl --extra tflite --extra dev "$@"
 # With dev.lock as a constraint, so that both install into one environment.
 compile requirements/oracles.lock requirements/oracles.in --constraint requirements/dev.lock "$@"
 compile requirements/docs.lock requirements/docs.in "$@"

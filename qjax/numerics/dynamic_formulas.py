@@ -12,6 +12,9 @@ Sources: LiteRT's `fully_connected.cc` and `portable_tensor_utils.cc`; XNNPACK's
 `f32-qs8-vcvt`, `qd8-f32-qc8w-gemm` and `qd8-f32-qb4w-gemm`.
 """
 
+import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -134,43 +137,54 @@ def of_sums(acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, formula: Dyna
     return unfused(sums * unfused(of_x * of_weight))
 
 
-def of_groups(
-    accs: Sequence[jax.Array],
-    sums: Sequence[jax.Array],
-    scales: Sequence[jax.Array],
-    of_x: jax.Array,
-    zero: jax.Array,
-    formula: DynamicFormula,
-    size: int,
-) -> jax.Array:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """What a sum over groups is made of: an entry for each group, all of the result's shape.
+
+    accs: int32 sums of products of codes. sums: int32 sums of the codes of weights. scales: float32, see
+    `grouped_scales`. of_x: float32 scales of the activation. zeros: its int32 zero points. minimums: float32, and
+    x_sums: int32 sums of the codes of x, for weights that have minimums.
+    """
+
+    accs: Sequence[jax.Array]
+    sums: Sequence[jax.Array]
+    scales: Sequence[jax.Array]
+    of_x: Sequence[jax.Array]
+    zeros: Sequence[jax.Array]
+    minimums: Sequence[jax.Array] = ()
+    x_sums: Sequence[jax.Array] = ()
+
+
+def of_groups(groups: Groups, formula: DynamicFormula, size: int) -> jax.Array:
     """Floats from the sums of groups, in their order.
 
     Under "xnnpack" 128 is added to codes and zero points here. The zero point's contribution is subtracted from all
-    groups first, and each product is fused with its addition, as in XNNPACK's kernels for AVX512-VNNI.
+    groups first, and each product is fused with its addition, as in XNNPACK's kernels for AVX512-VNNI. There a row has
+    one scale, and weights have no minimums.
 
     Args:
-      accs: int32 sums of products of codes. sums: int32 sums of the codes of weights. scales: float32, see
-        `grouped_scales`. of_x: float32. zero: int32. All have the result's shape.
-      size: the number of weights in a group.
+      groups: the sums. size: the number of weights in a group.
     """
+    accs, sums, scales, of_x, zeros = groups.accs, groups.sums, groups.scales, groups.of_x, groups.zeros
     if formula != "xnnpack":
-        total = None
-        for acc, some, scale in zip(accs, sums, scales, strict=True):
-            product = of_sums(acc - zero * some, of_x, scale, formula)
-            # XLA does not reorder additions that are written one by one
-            total = product if total is None else total + product
-        assert total is not None
-        return unfused(total)
+        terms: list[jax.Array] = []
+        for index, (acc, some, scale) in enumerate(zip(accs, sums, scales, strict=True)):
+            terms.append(of_sums(acc - zeros[index] * some, of_x[index], scale, formula))
+            if groups.minimums:
+                of_x_alone = groups.x_sums[index] - zeros[index] * np.int32(size)
+                terms.append(of_sums(of_x_alone, of_x[index], groups.minimums[index], formula))
+        # XLA does not reorder additions that are written one by one
+        return unfused(functools.reduce(operator.add, terms))
     weights = unfused(sums[0].astype(jnp.float32) * scales[0])
     for some, scale in zip(sums[1:], scales[1:], strict=True):
         weights = weights + unfused(some.astype(jnp.float32) * scale)
-    total = -unfused(weights * (zero + _UNSIGNED).astype(jnp.float32))
+    total = -unfused(weights * (zeros[0] + _UNSIGNED).astype(jnp.float32))
     for acc, some, scale in zip(accs, sums, scales, strict=True):
         whole = (acc + _UNSIGNED * some).astype(jnp.float32)
         # With sums of 16 bits and scales of 8 bits float32 represents the product exactly, so there is nothing to fuse.
         short = size * 255 * 8 <= 2**16
         total = total + unfused(whole * scale) if short else fused_multiply_add(whole, scale, total)
-    return unfused(total * of_x)
+    return unfused(total * of_x[0])
 
 
 def grouped_scales(scale: jax.Array) -> jax.Array:

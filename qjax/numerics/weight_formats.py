@@ -1,4 +1,4 @@
-"""Weight formats whose values are not evenly spaced: NF4, FP8, MX, NVFP4; and ternary and binary codes.
+"""Weight formats: NF4, FP8, MX and NVFP4, whose values are not evenly spaced; the blocks of GGUF files; and few levels.
 
 A weight is `values[code] * scale`, with one scale for each group of consecutive weights along the summed axis.
 
@@ -11,6 +11,7 @@ A weight is `values[code] * scale`, with one scale for each group of consecutive
 | `nvfp4` | E2M1 | E4M3 of greatest / 6, times one float32 for the tensor | 16 | NVIDIA, "Introducing NVFP4" |
 | `ternary` | -1, 0, 1 | mean magnitude | tensor | arXiv 2402.17764, equations 1 to 3 |
 | `binary` | -1, 1 | mean magnitude | tensor | arXiv 1603.05279, section 3.1 |
+| `q4_0`, `q4_1`, `q5_0`, `q5_1`, `q8_0` | integers | float16, and a minimum | 32 | `numerics.block_formats` |
 
 Floats are rounded to the nearest value, ties to the even code, and saturate; their codes are the bits of the format, as
 in `ml_dtypes`. NF4 rounds ties down. A group of zeros has the scale 1, and so does one whose scale would be a subnormal
@@ -18,13 +19,14 @@ float32, because XLA and numpy differ there.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.numerics.block_formats import BLOCK, BLOCK_FORMATS, BlockFormat, decode_blocks, encode_blocks
 from qjax.numerics.dynamic import divided
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
 from qjax.numerics.qspec import known_fields
@@ -129,7 +131,10 @@ _KINDS = {
     "binary": _Kind(None, 0, 0, _mean),
 }
 INTEGERS = ("ternary", "binary")
-"""The formats whose values are integers, so that products with int8 codes are sums of integers."""
+"""The formats whose codes are the values, but for one scale."""
+
+_GROUPS = {**{name: kind.group for name, kind in _KINDS.items()}, **dict.fromkeys(BLOCK_FORMATS, BLOCK)}
+"""Format -> the size of its groups; None for a scale per channel, 0 for one per tensor."""
 
 
 @known_fields(
@@ -145,9 +150,10 @@ class WeightFormat:
     before it multiplies. In training the gradient goes straight through to the weight.
 
     Args:
-      name: nf4, fp8_e4m3, fp8_e5m2, mxfp4, mxfp8_e4m3, mxfp8_e5m2, nvfp4, ternary or binary.
+      name: nf4, fp8_e4m3, fp8_e5m2, mxfp4, mxfp8_e4m3, mxfp8_e5m2, nvfp4, ternary, binary, or a block format of GGUF
+        files: q4_0, q4_1, q5_0, q5_1, q8_0.
       group_size: how many weights along the summed axis share a scale. None means the format's own number. Formats with
-        a scale per channel or tensor take no group size.
+        a scale per channel or tensor take no group size, and neither do those of GGUF files, whose blocks have 32.
 
     Examples:
       >>> import qjax
@@ -158,12 +164,14 @@ class WeightFormat:
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in _KINDS:
-            near = did_you_mean(self.name, _KINDS)
-            raise ValueError(f"WeightFormat: expected one of {', '.join(_KINDS)}, got {self.name!r}.{near}")
+        if self.name not in _GROUPS:
+            near = did_you_mean(self.name, _GROUPS)
+            raise ValueError(f"WeightFormat: expected one of {', '.join(_GROUPS)}, got {self.name!r}.{near}")
         if self.group_size is None:
             return
-        own = _KINDS[self.name].group
+        own = _GROUPS[self.name]
+        if self.blocks is not None:
+            raise ValueError(f"WeightFormat: {self.name} has blocks of {BLOCK}. Leave group_size out.")
         if not own:
             shared = "channel" if own is None else "tensor"
             raise ValueError(f"WeightFormat: {self.name} has one scale per {shared}. Leave group_size out.")
@@ -175,17 +183,34 @@ class WeightFormat:
     @property
     def group(self) -> int | None:
         """How many weights along the summed axis share a scale; None: all of them."""
-        return self.group_size or _KINDS[self.name].group or None
+        return self.group_size or _GROUPS[self.name] or None
+
+    @property
+    def blocks(self) -> BlockFormat | None:
+        """The block format of GGUF files; None for any other format."""
+        return BLOCK_FORMATS.get(self.name)
 
     @property
     def is_integer(self) -> bool:
-        """Whether the codes, in int8, are the values themselves."""
+        """Whether the codes, in int8, are the values themselves, but for one scale."""
         return self.name in INTEGERS
 
     @property
+    def has_integer_codes(self) -> bool:
+        """Whether the codes are integers, so that products with int8 codes are sums of integers."""
+        return self.is_integer or self.blocks is not None
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """Bits of a code in memory, and the lowest code."""
+        if self.blocks is not None:
+            return self.blocks.bits, self.blocks.lowest
+        return (2, -1) if self.is_integer else ((len(self.values) - 1).bit_length(), 0)
+
+    @property
     def qmax(self) -> int:
-        """The highest code of an integer format."""
-        return 1
+        """The greatest magnitude of the codes of a format with integer codes."""
+        return 1 if self.blocks is None else self.blocks.qmax
 
     @property
     def values(self) -> np.ndarray:
@@ -202,25 +227,31 @@ class WeightFormat:
         return self.name if self.group_size is None else f"{self.name} in groups of {self.group_size}"
 
 
-def encode(w: jax.Array, format: WeightFormat) -> tuple[jax.Array, jax.Array]:
-    """Codes of a weight whose last axis is summed (uint8, or int8 for integer formats), and float32 scales.
+def encode(w: jax.Array, format: WeightFormat) -> list[jax.Array]:
+    """Codes of a weight whose last axis is summed (uint8, or int8 for integer codes), float32 scales, and minimums.
 
     Args:
       w: float32.
 
     Returns:
       codes: of w's shape. scales: of w's rank, with the number of groups along the last axis; all 1 if per tensor.
+      Formats with minimums return these too, in the shape of the scales.
 
     Raises:
       ValueError: groups that do not divide the last axis.
     """
-    kind, size = _KINDS[format.name], format.group
+    size = format.group
     if size is not None and w.shape[-1] % size:
+        cure = "another group_size" if format.blocks is None else "another format for this module, or qjax.FLOAT"
         raise ValueError(
-            f"{format}: expected a group size that divides the {w.shape[-1]} weights of a sum, got "
-            f"{size}. Choose another group_size."
+            f"{format}: expected groups that divide the {w.shape[-1]} weights of a sum, got groups of {size}. Choose "
+            f"{cure}."
         )
     view = w if size is None else w.reshape(*w.shape[:-1], w.shape[-1] // size, size)
+    if format.blocks is not None:
+        codes, *parts = encode_blocks(view, format.blocks)
+        return [codes.reshape(w.shape), *(part.reshape(view.shape[:-1]) for part in parts)]
+    kind = _KINDS[format.name]
     scale = kind.scale(view, kind)
     # a group whose scale rounds to 0 has the codes of 0
     divisor = jnp.where(scale > 0, scale, jnp.full_like(scale, np.inf))
@@ -235,15 +266,19 @@ def encode(w: jax.Array, format: WeightFormat) -> tuple[jax.Array, jax.Array]:
     else:
         sign = jnp.where(jnp.signbit(view), np.uint8(kind.sign), np.uint8(0))
         codes = sign + _code_of(jnp.abs(x), kind.magnitudes).astype(jnp.uint8)
-    return codes.reshape(w.shape), scale if size is None else scale.reshape(view.shape[:-1])
+    return [codes.reshape(w.shape), scale if size is None else scale.reshape(view.shape[:-1])]
 
 
-def decode(codes: jax.Array, scales: jax.Array, format: WeightFormat) -> jax.Array:
-    """float32 values of codes and scales as `encode` returns them: `values[code] * scale`, rounded once."""
-    real = codes.astype(jnp.float32) if format.is_integer else jnp.take(jnp.asarray(format.values), codes, mode="clip")
+def decode(parts: Sequence[jax.Array], format: WeightFormat) -> jax.Array:
+    """float32 values of what `encode` returns: `values[code] * scale`, rounded once, plus the minimum if any."""
+    codes, *rest = parts
     if format.group is not None:
-        scales = jnp.broadcast_to(scales[..., None], (*scales.shape, format.group)).reshape(real.shape)
-    return unfused(real * jnp.broadcast_to(scales, real.shape))
+        rest = [jnp.broadcast_to(p[..., None], (*p.shape, format.group)).reshape(codes.shape) for p in rest]
+    rest = [jnp.broadcast_to(part, codes.shape) for part in rest]
+    if format.blocks is not None:
+        return decode_blocks(codes, *rest)
+    real = codes.astype(jnp.float32) if format.is_integer else jnp.take(jnp.asarray(format.values), codes, mode="clip")
+    return unfused(real * rest[0])
 
 
 def _code_of(x: jax.Array, magnitudes: np.ndarray) -> jax.Array:

@@ -6,9 +6,13 @@ s_x and z_x are computed from the range of x at run time (`numerics.dynamic`). w
 each output channel. The sum is int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) +
 Cast + Mul.
 
-A weight with groups (`group_size`, as in int4 weights of language models) has a sum and a scale for each group. The
-products of sums and scales are added in float32, in the order of the groups, so that every machine computes the same
-bits.
+A weight with groups (`group_size`, as in int4 weights of language models) has a sum and a scale for each group, and so
+does an activation with blocks (`per="block"`):
+
+    y = sum over groups g of (float32(sum_(k in g) (x_k - z_g) w_k) * (sx_g * sw_g))
+
+The terms are added in float32, in the order of the groups, so that every machine computes the same bits. A weight
+format with minimums m (w_k = code * sw + m) adds `float32(sum_(k in g) (x_k - z_g)) * (sx_g * m_g)` after each term.
 """
 
 import dataclasses
@@ -21,8 +25,9 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
+from qjax.numerics.block_formats import BLOCK_FORMATS
 from qjax.numerics.dynamic import dynamic_codes
-from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_groups, of_sums, row_codes
+from qjax.numerics.dynamic_formulas import DynamicFormula, Groups, grouped_scales, of_groups, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.qspec import dividing_group, known_fields
 from qjax.numerics.unfused import unfused
@@ -35,7 +40,7 @@ from qjax.ops.dot import Dot
 from qjax.ops.grouped_dot import accumulators
 from qjax.ops.recomputed import is_recomputed
 
-Per = Literal["tensor", "example", "row"]
+Per = Literal["tensor", "example", "row", "block"]
 
 WEIGHTS, ACTIVATIONS = QSpec(bits=8, axis=-1), QSpec(bits=8)
 """The codes if neither a `Dynamic` nor its recipe states any."""
@@ -52,12 +57,16 @@ class Dynamic:
       weights: symmetric codes of 2 to 8 bits; None takes the recipe's. `axis=-1` is a scale for each output channel,
         `axis=None` one for the tensor. With `group_size`, each group of weights along the summed axis has its own
         scale; `QSpec` documents what happens to products without such groups, such as convolutions.
-        `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
+        `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone. The
+        formats of GGUF files, such as `WeightFormat("q4_0")`, have scales for blocks of 32.
       activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric. None takes those of the recipe or its
         profile, with 7 of 8 bits under `reduce_range`; if these state none, `QSpec(bits=8)`.
       per: which activations share a scale: the whole "tensor", so that an example's codes depend on the others in its
-        batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every vector
-        that a product sums over. Only convolutions with windows of one pixel have rows.
+        batch; an "example", one index of the first axis, or of a convolution's batch axis; a "row", every vector
+        that a product sums over; or a "block", a run of consecutive numbers of a row. Only convolutions with windows
+        of one pixel have rows, and none has blocks.
+      block: how many numbers a block has; only for `per="block"`. Groups of the weight have as many, or a multiple or a
+        part of it.
 
     Examples:
       >>> import qjax
@@ -65,22 +74,26 @@ class Dynamic:
       ...     weights=qjax.QSpec(bits=4, axis=-1, group_size=32), per="row"
       ... )  # "8da4w"
       >>> recipe = qjax.Recipe(overrides={"blocks/.*": w4a8})
+      >>> blocks = qjax.Dynamic(
+      ...     weights=qjax.WeightFormat("q4_0"), per="block", block=32
+      ... )  # as llama.cpp
     """
 
     weights: QSpec | WeightFormat | None = None
     activations: QSpec | None = None
     per: Per = "tensor"
+    block: int | None = None
 
     def __post_init__(self) -> None:
         for name, spec in (("weights", self.weights), ("activations", self.activations)):
-            if spec is None or (name == "weights" and isinstance(spec, WeightFormat) and spec.is_integer):
+            if spec is None or (name == "weights" and isinstance(spec, WeightFormat) and spec.has_integer_codes):
                 continue
             if type(spec) is not QSpec:
                 if isinstance(spec, WeightFormat):
                     raise TypeError(
                         f"Dynamic: {name}: {spec} has values that are no integers, so they cannot be multiplied with "
-                        f"int8 rows in a sum of integers. Use {', '.join(INTEGERS)} or a QSpec, or qjax.WeightFormat "
-                        "alone as the override."
+                        f"int8 rows in a sum of integers. Use {', '.join((*INTEGERS, *BLOCK_FORMATS))} or a QSpec, or "
+                        "qjax.WeightFormat alone as the override."
                     )
                 raise TypeError(f"Dynamic: {name}: expected a QSpec, got {spec!r}.")
             if not 2 <= spec.bits <= 8:
@@ -101,13 +114,24 @@ class Dynamic:
             )
         if self.per not in get_args(Per):
             raise ValueError(f"Dynamic: per: expected one of {', '.join(map(repr, get_args(Per)))}, got {self.per!r}.")
+        if self.per != "block" and self.block is not None:
+            raise ValueError(f'Dynamic: block={self.block!r} belongs to per="block", got per={self.per!r}.')
+        if self.per == "block" and (type(self.block) is not int or self.block < 1):
+            raise ValueError(
+                f'Dynamic: block: per="block" needs the number of activations that share a scale, a whole number of at '
+                f"least 1, got {self.block!r}. Write block=32, for example."
+            )
 
     def __str__(self) -> str:
         weights = str(self.weights)
         if not isinstance(self.weights, WeightFormat):
             own = self.weights or WEIGHTS
             weights = f"w{own.bits}" + (f" in groups of {own.group_size}" if own.group_size is not None else "")
-        return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self.per}"
+        return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self._per}"
+
+    @property
+    def _per(self) -> str:
+        return self.per if self.block is None else f"block of {self.block}"
 
     def over(self, weights: QSpec, activations: QSpec) -> "Dynamic":
         """The setting completed by these codes where it states none itself.
@@ -137,19 +161,43 @@ def dividing(size: int, eqn: Equation, weight: int) -> int | None:
     return dividing_group(size, eqn.in_shapes[weight][summed[0]]) if grouped else None
 
 
+def split_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """An array with one axis split in two: groups, and the `size` elements of each."""
+    return x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
+
+
+def spread(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Numbers of groups, repeated for each element of an array of this shape and of their rank."""
+    for axis, (size, count) in enumerate(zip(shape, value.shape, strict=True)):
+        if count not in (1, size):
+            value = jnp.repeat(value, size // count, axis=axis)
+    return jnp.broadcast_to(value, shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class DynamicCodes:
-    """Computes an activation's codes; reduced: its axes that share a scale. formula: see `dynamic_formulas`."""
+    """Computes an activation's codes.
+
+    reduced: its axes that share a scale. formula: see `dynamic_formulas`. block: how many consecutive numbers of the
+    only axis in `reduced` share one; None means all.
+    """
 
     spec: QSpec
     reduced: tuple[int, ...]
     formula: DynamicFormula = "onnx"
+    block: int | None = None
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """int8 codes (unsigned ones minus 128), float32 scales, and int32 zero points of those int8 codes.
 
-        Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
+        Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over. With blocks they
+        have x's shape, but the number of blocks along the axis that is summed.
         """
+        if self.block is not None:
+            (axis,) = self.reduced
+            split = dataclasses.replace(self, reduced=(axis + 1,), block=None)
+            codes, *parts = split(split_axis(x, axis, self.block))
+            return [codes.reshape(x.shape), *parts]
         # the product defines its own derivative, so nothing is differentiated through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
         if self.formula != "onnx":
@@ -177,6 +225,11 @@ class DynamicProduct:
     formula: DynamicFormula = "onnx"
 
     def __post_init__(self) -> None:
+        if self.is_convolution and self.setting.per == "block":
+            raise ValueError(
+                'Dynamic(per="block") on a convolution: expected per="row", "example" or "tensor". Override the '
+                "convolutions separately."
+            )
         if self.is_convolution and self.setting.per == "row" and len(self._through()) == 1:
             raise ValueError(
                 'Dynamic(per="row") on a convolution whose windows overlap or skip pixels, so that no row belongs to '
@@ -188,10 +241,11 @@ class DynamicProduct:
                 'so its examples share a sum: expected per="row" or per="tensor".'
             )
         self._check_groups()
+        self._check_blocks()
         spec = self.activations
         reach = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
         shape = self.eqn.in_shapes[self.weight]
-        summed = self.weights.group_size or math.prod(shape[axis] for axis in self.summed)
+        summed = self.unit or math.prod(shape[axis] for axis in self.summed)
         most = (2**31 - 1) // (reach * self.weights.qmax)
         if summed > most:
             raise ValueError(
@@ -209,12 +263,40 @@ class DynamicProduct:
         """The codes of the activation."""
         return self.setting.activations or ACTIVATIONS
 
+    @property
+    def group(self) -> int | None:
+        """How many weights along the summed axis have a scale; None: all of them."""
+        return self.weights.group_size if isinstance(self.weights, QSpec) else self.weights.group
+
+    @property
+    def unit(self) -> int | None:
+        """How many products one sum of integers has, if groups or blocks divide it."""
+        sizes = [size for size in (self.group, self.setting.block) if size is not None]
+        return min(sizes) if sizes else None
+
     def _check_groups(self) -> None:
-        size = self.weights.group_size
+        size = self.group
         if size is not None and dividing(size, self.eqn, self.weight) != size:
+            cure = "Leave out group_size." if isinstance(self.weights, QSpec) else "Override this module separately."
             raise ValueError(
                 f"Dynamic with groups of {size} weights: expected a product that sums over one axis, whose size "
-                f"is a multiple of that, got a weight of shape {self.eqn.in_shapes[self.weight]}. Leave out group_size."
+                f"is a multiple of that, got a weight of shape {self.eqn.in_shapes[self.weight]}. {cure}"
+            )
+
+    def _check_blocks(self) -> None:
+        block, group = self.setting.block, self.group
+        if block is None:
+            return
+        if dividing(block, self.eqn, self.weight) != block:
+            raise ValueError(
+                f"Dynamic with blocks of {block} activations: expected a product that sums over one axis, whose size "
+                f"is a multiple of that, got a weight of shape {self.eqn.in_shapes[self.weight]}. Override this module "
+                'separately, with another block or per="row".'
+            )
+        if group is not None and max(block, group) % min(block, group):
+            raise ValueError(
+                f"Dynamic with blocks of {block} activations and groups of {group} weights: expected that one divides "
+                "the other. Choose an equal block."
             )
 
     @property
@@ -239,12 +321,16 @@ class DynamicProduct:
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
         """What depends on the weight alone: its codes int8, their scales float32, their sums int32.
 
-        Scales and sums have the weight's rank, with size 1 along axes on which they do not vary, and the number of
-        groups along the axis that is summed.
+        A format with minimums has these float32 after the scales. All have the weight's rank, with size 1 along axes on
+        which they do not vary, and the number of groups along the axis that is summed; sums are those of `unit`
+        products.
         """
         if isinstance(self.weights, WeightFormat):
-            codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.weights)
-            return [codes, scale, self.sums(codes)]
+            w = lax.stop_gradient(w).astype(jnp.float32)
+            at = self.summed[0] if self.group is not None else w.ndim - 1
+            parts = [jnp.moveaxis(part, -1, at) for part in encode(jnp.moveaxis(w, at, -1), self.weights)]
+            parts = [finished_on_cpu(part) for part in parts] if self.group is not None else parts
+            return [*parts, self.sums(parts[0])]
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.weights.replace(axis=None if self.weights.axis is None else kept or None)
         if spec.group_size is not None:
@@ -266,9 +352,9 @@ class DynamicProduct:
         return [codes, scale, self.sums(codes)]
 
     def sums(self, codes: jax.Array) -> jax.Array:
-        """The sums of a weight's codes, one for each group if it has groups."""
-        if self.weights.group_size is not None:
-            return jnp.sum(self._split(codes), axis=self.summed[0] + 1, dtype=jnp.int32)
+        """The sums of a weight's codes, one for each `unit` of them."""
+        if self.unit is not None:
+            return jnp.sum(split_axis(codes, self.summed[0], self.unit), axis=self.summed[0] + 1, dtype=jnp.int32)
         return jnp.sum(codes, axis=self.summed, dtype=jnp.int32, keepdims=True)
 
     def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -277,16 +363,11 @@ class DynamicProduct:
         assert size is not None
         return (*shape[:at], shape[at] // size, *shape[at + 1 :])
 
-    def _split(self, w: jax.Array) -> jax.Array:
-        """The weight with the summed axis split in two: groups, and the elements of a group."""
-        shape, at = self._grouped(w.shape), self.summed[0]
-        return w.reshape(*shape[: at + 1], w.shape[at] // shape[at], *shape[at + 1 :])
-
     @property
     def coding(self) -> "DynamicCodes":
         """What computes the codes of the activation; products with equal `coding` and activation share the codes."""
         sharing = self._sharing(len(self.eqn.in_shapes[1 - self.weight]))
-        return DynamicCodes(self.activations, sharing, self.formula)
+        return DynamicCodes(self.activations, sharing, self.formula, self.setting.block)
 
     def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
         """The product in the model's dtype; coded: the results of `coding` for x, and of `weight_parts` for w.
@@ -315,9 +396,9 @@ class DynamicProduct:
 
     def value(self, *coded: jax.Array) -> jax.Array:
         """The product, from the results of `coding` and `weight_parts`."""
+        if self.unit is not None:
+            return self._sum_of_groups(self.unit, *coded)
         x_codes, scale, zero, w_codes, w_scale, sums = coded
-        if self.weights.group_size is not None:
-            return self._sum_of_groups(x_codes, scale, zero, w_codes, w_scale, sums)
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per != "tensor":
             of_x, of_weight = self._of_x(scale, x_codes.ndim), self._of_weight(w_scale)
@@ -327,7 +408,9 @@ class DynamicProduct:
         # round the product before the model's bias is added; otherwise jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
-    def _sum_of_groups(self, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array) -> Any:
+    def _sum_of_groups(
+        self, unit: int, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array
+    ) -> jax.Array:
         contracting, batch = self.eqn.params["dimension_numbers"]
         at, axis, first = self.summed[0], int(contracting[1 - self.weight][0]), self.weight
         layout = {
@@ -337,31 +420,50 @@ class DynamicProduct:
             "batch": batch[1 - first],
             "weight_batch": [a + (a > at) for a in batch[first]],
         }
-        acc = accumulators(layout, x, self._split(w), accumulate.dot)
-        of_x, zero_of_x = self._of_x(scale, x.ndim), self._of_x(zero, x.ndim)
+        acc = accumulators(layout, x, split_axis(w, at, unit), accumulate.dot)
         groups = [lax.index_in_dim(acc, index, 0, keepdims=False) for index in range(acc.shape[0])]
-        own, sums = (
-            [self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for index in range(len(groups))]
-            for part in parts
-        )
-        size = self.weights.group_size
-        assert size is not None
-        total = of_groups(groups, sums, own, of_x, zero_of_x, self.formula, size)
-        return total.astype(self.eqn.out_dtypes[0])
 
-    def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
-        """The product of dx and the dequantized weight."""
-        if self.weights.group_size is not None:
-            w_scale = jnp.repeat(w_scale, self.weights.group_size, axis=self.summed[0])
-        w = w_codes.astype(jnp.float32) * jnp.broadcast_to(w_scale, w_codes.shape)
+        def of_x(value: jax.Array) -> list[jax.Array]:
+            if self.setting.block is None:
+                return [self._of_x(value, x.ndim)] * len(groups)
+            each = len(groups) // value.shape[axis]
+            own = [lax.index_in_dim(value, i, axis, keepdims=False) for i in range(value.shape[axis])]
+            return [found for part in own for found in [self._of_x(part, x.ndim)] * each]
+
+        def of_weight(value: jax.Array) -> list[jax.Array]:
+            each = len(groups) // value.shape[at]
+            own = [self._of_weight(lax.slice_in_dim(value, i, i + 1, axis=at)) for i in range(value.shape[at])]
+            return [found for part in own for found in [part] * each]
+
+        *floats, sums = parts
+        scales, *minimums = (of_weight(part) for part in floats)
+        terms = Groups(groups, of_weight(sums), scales, of_x(scale), of_x(zero))
+        if minimums:
+            in_units = split_axis(x.astype(jnp.int32), axis, unit)
+            x_sums = jnp.sum(in_units, axis=axis + 1, dtype=jnp.int32)
+            of_units = [lax.index_in_dim(x_sums, i, axis, keepdims=False) for i in range(len(groups))]
+            terms = dataclasses.replace(
+                terms, minimums=minimums[0], x_sums=[self._of_x(part, x.ndim) for part in of_units]
+            )
+        return of_groups(terms, self.formula, unit).astype(self.eqn.out_dtypes[0])
+
+    def along_x(self, dx: jax.Array, w_codes: jax.Array, *parts: jax.Array) -> jax.Array:
+        """The product of dx and the dequantized weight. parts: scales and, if any, minimums."""
+        scale, *minimums = (spread(part, w_codes.shape) for part in parts)
+        w = w_codes.astype(jnp.float32) * scale
+        w = w + minimums[0] if minimums else w
         return self._real(dx, finished_on_cpu(w.astype(self.eqn.in_dtypes[self.weight])))
 
     def along_w(self, dw: jax.Array, x_codes: jax.Array, scale: jax.Array, zero: jax.Array) -> jax.Array:
         """The product of the dequantized x and dw."""
-        kept = self._kept(x_codes.ndim)
+        if self.setting.block is not None:
+            scale, zero = (spread(part, x_codes.shape) for part in (scale, zero))
+        else:
+            kept = self._kept(x_codes.ndim)
+            scale, zero = (lax.broadcast_in_dim(part, x_codes.shape, kept) for part in (scale, zero))
         if not self.activations.symmetric:
-            x_codes = x_codes.astype(jnp.int32) - lax.broadcast_in_dim(zero, x_codes.shape, kept)
-        x = x_codes.astype(jnp.float32) * lax.broadcast_in_dim(scale, x_codes.shape, kept)
+            x_codes = x_codes.astype(jnp.int32) - zero
+        x = x_codes.astype(jnp.float32) * scale
         return self._real(finished_on_cpu(x.astype(self.eqn.in_dtypes[1 - self.weight])), dw)
 
     def _real(self, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -424,4 +526,4 @@ def _(product: DynamicProduct, again: bool, primals: Any, tangents: Any) -> Any:
     along_x, along_w = product.along_x, product.along_w
     if not again:  # store int8 codes for the backward, not their dequantized values
         along_x, along_w = jax.checkpoint(along_x), jax.checkpoint(along_w)
-    return product.value(*coded), along_x(dx, *coded[3:5]) + along_w(dw, *coded[:3])
+    return product.value(*coded), along_x(dx, *coded[3:-1]) + along_w(dw, *coded[:3])

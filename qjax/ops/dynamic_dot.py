@@ -113,7 +113,8 @@ class DynamicDot(RunTimeCodes):
             scales, sums = ([jnp.broadcast_to(v[None, :, g], shape) for g in range(kernel.shape[1])] for v in held)
             split = codes.reshape(rows.shape[0], *kernel.shape[1:])
             accs = [_product(split[:, g], kernel[:, g]) for g in range(kernel.shape[1])]
-            y = formulas.of_groups(accs, sums, scales, of_x, zeros, formula, kernel.shape[2])
+            same = [of_x] * len(accs), [zeros] * len(accs)
+            y = formulas.of_groups(formulas.Groups(accs, sums, scales, *same), formula, kernel.shape[2])
             y = y if "bias" not in constants else y + constants["bias"][None]
         else:
             of_w, sums = (jnp.broadcast_to(v[None], shape) for v in held)

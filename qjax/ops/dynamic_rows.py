@@ -29,7 +29,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
             )
         return dynamic_windows.problem(eqn, setting.per) or unsupported(formula, product.activations, product.weights)
     if setting.per != "row":
-        return 'one scale for several rows, but LiteRT computes one for each: use per="row"'
+        return f'one scale for each {setting.per}, but LiteRT computes one for each row: use per="row"'
     contracting, batch = eqn.params["dimension_numbers"]
     summed = contracting[1 - product.weight]
     rank = len(eqn.in_shapes[1 - product.weight])

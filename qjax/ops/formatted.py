@@ -56,6 +56,8 @@ class Layout:
 
 def with_fitting_groups(setting: WeightFormat, eqn: Equation, weight: int) -> WeightFormat:
     """The setting with groups that divide the weights that a product sums over; see `QSpec`."""
+    if setting.blocks is not None:
+        return setting
     summed = Layout.of(eqn, weight).summed
     size = setting.group and (dividing_group(setting.group, summed) or summed)
     return setting if size == setting.group else dataclasses.replace(setting, group_size=size)
@@ -87,8 +89,8 @@ class FormattedProduct:
         return Layout.of(self.eqn, self.weight)
 
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
-        """What depends on the weight alone: its codes and their scales, in rows."""
-        return list(encode(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting))
+        """What depends on the weight alone: its codes, their scales and, if any, their minimums, in rows."""
+        return encode(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting)
 
     def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
         """The product of x and the dequantized weight. The gradient passes straight through to w."""
@@ -98,13 +100,13 @@ class FormattedProduct:
         """The float product of the model."""
         return self.eqn.bind(*((x, w) if self.weight == 1 else (w, x)))
 
-    def dequantized(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
-        """The weight that codes and scales represent."""
-        return self.layout.back(decode(codes, scales, self.setting)).astype(self.eqn.in_dtypes[self.weight])
+    def dequantized(self, *parts: jax.Array) -> jax.Array:
+        """The weight that codes, scales and minimums represent."""
+        return self.layout.back(decode(parts, self.setting)).astype(self.eqn.in_dtypes[self.weight])
 
 
-def _value(product: FormattedProduct, w: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
-    return product.dequantized(codes, scales)
+def _value(product: FormattedProduct, w: jax.Array, *parts: jax.Array) -> jax.Array:
+    return product.dequantized(*parts)
 
 
 _dequantized = jax.custom_jvp(_value, nondiff_argnums=(0,))
@@ -112,5 +114,4 @@ _dequantized = jax.custom_jvp(_value, nondiff_argnums=(0,))
 
 @_dequantized.defjvp
 def _(product: FormattedProduct, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
-    w, codes, scales = primals
-    return _value(product, w, codes, scales), tangents[0]
+    return _value(product, *primals), tangents[0]

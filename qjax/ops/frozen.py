@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.affine import QParams, QSpec, dequantize
+from qjax.numerics.block_formats import decode_blocks
 from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
-from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import WeightFormat, decode
-from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct
+from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct, spread
 from qjax.ops.formatted import FormattedProduct, Layout
 
 Move = tuple[str, tuple[int, ...]]
@@ -83,35 +83,45 @@ class Frozen:
         setting = (setting.weights or WEIGHTS) if isinstance(setting, Dynamic) else setting
         if isinstance(setting, QSpec):
             return width_of(setting.bits), setting.qmin, setting.dtype
-        if setting.is_integer:
-            return 2, -1, jnp.int8
-        return width_of((len(setting.values) - 1).bit_length()), 0, jnp.uint8
+        bits, low = setting.code_range
+        return width_of(bits), low, jnp.int8 if setting.has_integer_codes else jnp.uint8
+
+    @property
+    def _format(self) -> WeightFormat | None:
+        """The format of the weight, whether its activations have codes or not."""
+        setting = self.use.setting.weights if isinstance(self.use.setting, Dynamic) else self.use.setting
+        return setting if isinstance(setting, WeightFormat) else None
 
     def packed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The stored part of what a product or a quantizer makes of a weight: packed codes, scales, zero points."""
         width, low, _ = self._codes
         codes, *rest = parts
-        kept = 1 if isinstance(self.use.setting, Dynamic) else len(rest)  # sums are computed from the codes
-        return [to_bytes(codes.astype(jnp.int32) - low, width), *rest[:kept]]
+        if isinstance(self.use.setting, Dynamic):
+            rest = rest[:-1]  # sums are computed from the codes
+        if self._in_blocks:
+            rest = [part.astype(jnp.float16) for part in rest]  # nothing is lost: they are on its grid
+        return [to_bytes(codes.astype(jnp.int32) - low, width), *rest]
 
     def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
         """The inverse of `packed`, without sums; for one iteration."""
         width, low, dtype = self._codes
         codes = from_bytes(packed[0], width, self._code_shape).astype(jnp.int32) + low
-        return [codes.astype(dtype), *packed[1:]]
+        rest = [part.astype(jnp.float32) for part in packed[1:]] if self._in_blocks else packed[1:]
+        return [codes.astype(dtype), *rest]
+
+    @property
+    def _in_blocks(self) -> bool:
+        return self._format is not None and self._format.blocks is not None
 
     def operand(self, packed: Sequence[jax.Array]) -> jax.Array:
         """The weight as its product reads it, float32; for one iteration."""
-        codes, scale, *rest = self.unpacked(packed)
+        codes, *rest = self.unpacked(packed)
         setting = self.use.setting
         if isinstance(setting, WeightFormat):
-            return self._layout.back(decode(codes, scale, setting))
+            return self._layout.back(decode((codes, *rest), setting))
         if isinstance(setting, QSpec):
-            return dequantize(codes, QParams(scale, rest[0], setting))
-        for axis, (size, count) in enumerate(zip(codes.shape, scale.shape, strict=True)):
-            if count not in (1, size):
-                scale = jnp.repeat(scale, size // count, axis=axis)
-        return unfused(codes.astype(jnp.float32) * jnp.broadcast_to(scale, codes.shape))
+            return dequantize(codes, QParams(rest[0], rest[1], setting))
+        return decode_blocks(codes, *(spread(part, codes.shape) for part in rest))
 
     def __call__(self, *packed: jax.Array) -> list[jax.Array]:
         """The parameter in its own shape and dtype, with the axes of scans in front."""
@@ -154,10 +164,10 @@ class FrozenProduct:
 
     def along_x(self, dx: jax.Array, *packed: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight."""
-        codes, scale, *_ = self.frozen.unpacked(packed)
+        parts = self.frozen.unpacked(packed)
         if isinstance(self.product, DynamicProduct):
-            return self.product.along_x(dx, codes, scale)
-        return self.product.multiplied(dx, self.product.dequantized(codes, scale))[0]
+            return self.product.along_x(dx, *parts)
+        return self.product.multiplied(dx, self.product.dequantized(*parts))[0]
 
 
 def _value(product: FrozenProduct, x: jax.Array, *arrays: jax.Array) -> jax.Array:

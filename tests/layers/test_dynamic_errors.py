@@ -25,7 +25,7 @@ from tests.layers.dynamic_models import ASYMMETRIC, F32, MLP, Conv, Stack, X, no
         ({"weights": QSpec(group_size=4, group_axis=1)}, ValueError, "no group_axis"),
         ({"activations": QSpec(signed=False)}, ValueError, "symmetric codes must be signed"),
         ({"activations": 8}, TypeError, "activations: expected a QSpec, got 8"),
-        ({"per": "channel"}, ValueError, "per: expected one of 'tensor', 'example', 'row', got 'channel'"),
+        ({"per": "channel"}, ValueError, "per: expected one of 'tensor', 'example', 'row', 'block', got 'channel'"),
     ],
 )
 def test_invalid_settings(kwargs: Any, error: Any, message: str) -> None:

@@ -42,7 +42,7 @@ def test_a_layer_multiplies_by_the_dequantized_weight(name: str, tmp_path: Any) 
     qmodel, graph = agree(Net(), Recipe(overrides={"first": format}), X)
     kernel = qmodel.model.first.kernel[...]
     codes, scales = encode(kernel.T, format)
-    expected = X @ np.asarray(decode(codes, scales, format)).T + np.asarray(qmodel.model.first.bias[...])
+    expected = X @ np.asarray(decode((codes, scales), format)).T + np.asarray(qmodel.model.first.bias[...])
     node = next(node for node in graph.ir.nodes if node.op == "island")
     # codes and scales are in the graph, the float weight is not
     stored = {(t.dtype, tuple(t.shape)) for t in graph.ir.constants()}

@@ -67,7 +67,7 @@ def test_codes_are_those_of_ml_dtypes(name: str, jitted: bool) -> None:
     expected = np.clip(quotient, -largest, largest).astype(FLOATS[name])
     np.testing.assert_array_equal(codes, expected.view(np.uint8))
     np.testing.assert_array_equal(
-        decode(jnp.asarray(codes), jnp.asarray(scales), format), expected.astype(F32) * spread
+        decode((jnp.asarray(codes), jnp.asarray(scales)), format), expected.astype(F32) * spread
     )
 
 
