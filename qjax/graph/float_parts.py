@@ -189,7 +189,7 @@ class _Writer:
                 return ["constant", role, str(atom.aval.dtype)]
             number = np.asarray(atom.val)
             value = bool(number) if number.dtype == np.bool_ else number.item() if number.dtype.kind in "iu" else None
-            return ["literal", float(number) if value is None else value, str(atom.aval.dtype)]
+            return ["literal", float_programs.number(float(number)) if value is None else value, str(atom.aval.dtype)]
 
         platforms: dict[object, int] = {}
         for eqn in jaxpr.eqns:

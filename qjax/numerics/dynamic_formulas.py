@@ -171,8 +171,8 @@ def of_groups(groups: Groups, formula: DynamicFormula, size: int) -> jax.Array:
         for index, (acc, some, scale) in enumerate(zip(accs, sums, scales, strict=True)):
             terms.append(of_sums(acc - zeros[index] * some, of_x[index], scale, formula))
             if groups.minimums:
-                of_x_alone = groups.x_sums[index] - zeros[index] * np.int32(size)
-                terms.append(of_sums(of_x_alone, of_x[index], groups.minimums[index], formula))
+                alone = groups.x_sums[index] - zeros[index] * np.int32(size)
+                terms.append(of_sums(alone, of_x[index], groups.minimums[index], formula))
         # XLA does not reorder additions that are written one by one
         return unfused(functools.reduce(operator.add, terms))
     weights = unfused(sums[0].astype(jnp.float32) * scales[0])

@@ -26,18 +26,18 @@ from jax import lax
 
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
 from qjax.numerics.block_formats import BLOCK_FORMATS
+from qjax.numerics.calls import traced_once
 from qjax.numerics.dynamic import dynamic_codes
-from qjax.numerics.dynamic_formulas import DynamicFormula, Groups, grouped_scales, of_groups, of_sums, row_codes
+from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.qspec import dividing_group, known_fields
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
-from qjax.ops import accumulate, dynamic_windows
+from qjax.ops import accumulate, dynamic_groups, dynamic_windows
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
 from qjax.ops.conv import Conv, convolved
 from qjax.ops.dot import Dot
-from qjax.ops.grouped_dot import accumulators
 from qjax.ops.recomputed import is_recomputed
 
 Per = Literal["tensor", "example", "row", "block"]
@@ -161,11 +161,6 @@ def dividing(size: int, eqn: Equation, weight: int) -> int | None:
     return dividing_group(size, eqn.in_shapes[weight][summed[0]]) if grouped else None
 
 
-def split_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """An array with one axis split in two: groups, and the `size` elements of each."""
-    return x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
-
-
 def spread(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Numbers of groups, repeated for each element of an array of this shape and of their rank."""
     for axis, (size, count) in enumerate(zip(shape, value.shape, strict=True)):
@@ -196,7 +191,7 @@ class DynamicCodes:
         if self.block is not None:
             (axis,) = self.reduced
             split = dataclasses.replace(self, reduced=(axis + 1,), block=None)
-            codes, *parts = split(split_axis(x, axis, self.block))
+            codes, *parts = split(dynamic_groups.split_axis(x, axis, self.block))
             return [codes.reshape(x.shape), *parts]
         # the product defines its own derivative, so nothing is differentiated through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
@@ -208,9 +203,11 @@ class DynamicCodes:
         return [finished_on_cpu((codes - offset).astype(jnp.int8)), scale, zero_point - offset]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class DynamicProduct:
     """One `dot_general` or `conv_general_dilated` of an activation and a weight.
+
+    Products of equal equations (see `tracing.shared_traces.Form`) are equal, and are traced once.
 
     eqn: the float product. weight: which operand is the weight. formula: see `numerics.dynamic_formulas`; those other
     than "onnx" only support the products that `ops.dynamic_rows` accepts.
@@ -269,6 +266,11 @@ class DynamicProduct:
         return self.weights.group_size if isinstance(self.weights, QSpec) else self.weights.group
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether runs of consecutive activations have scales of their own."""
+        return self.setting.block is not None
+
+    @property
     def unit(self) -> int | None:
         """How many products one sum of integers has, if groups or blocks divide it."""
         sizes = [size for size in (self.group, self.setting.block) if size is not None]
@@ -325,6 +327,9 @@ class DynamicProduct:
         which they do not vary, and the number of groups along the axis that is summed; sums are those of `unit`
         products.
         """
+        return _traced_weight_parts(self, w)
+
+    def _weight_parts(self, w: jax.Array) -> list[jax.Array]:
         if isinstance(self.weights, WeightFormat):
             w = lax.stop_gradient(w).astype(jnp.float32)
             at = self.summed[0] if self.group is not None else w.ndim - 1
@@ -354,7 +359,9 @@ class DynamicProduct:
     def sums(self, codes: jax.Array) -> jax.Array:
         """The sums of a weight's codes, one for each `unit` of them."""
         if self.unit is not None:
-            return jnp.sum(split_axis(codes, self.summed[0], self.unit), axis=self.summed[0] + 1, dtype=jnp.int32)
+            return jnp.sum(
+                dynamic_groups.split_axis(codes, self.summed[0], self.unit), axis=self.summed[0] + 1, dtype=jnp.int32
+            )
         return jnp.sum(codes, axis=self.summed, dtype=jnp.int32, keepdims=True)
 
     def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -381,7 +388,7 @@ class DynamicProduct:
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums in the result's shape, with zero points subtracted."""
         if self.is_convolution and self.setting.per != "tensor":
-            zeros = None if self.activations.symmetric else self._of_x(zero, x_codes.ndim)
+            zeros = None if self.activations.symmetric else self.of_x(zero, x_codes.ndim)
             return dynamic_windows.centred_sums(Conv().attributes(self.eqn), x_codes, w_codes, zeros)
         if self.is_convolution:
             acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
@@ -390,62 +397,26 @@ class DynamicProduct:
             acc = accumulate.dot(*operands, self.eqn.params["dimension_numbers"])
         if self.activations.symmetric:
             return acc
-        return acc - self._of_x(zero, x_codes.ndim) * self._of_weight(sums)
+        return acc - self.of_x(zero, x_codes.ndim) * self.of_weight(sums)
 
     # ------------------------------------------------------------------ value and derivative
 
     def value(self, *coded: jax.Array) -> jax.Array:
         """The product, from the results of `coding` and `weight_parts`."""
+        return _traced_value(self, *coded)
+
+    def _value(self, *coded: jax.Array) -> jax.Array:
         if self.unit is not None:
-            return self._sum_of_groups(self.unit, *coded)
+            return dynamic_groups.sum_of_groups(self, self.unit, *coded)
         x_codes, scale, zero, w_codes, w_scale, sums = coded
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per != "tensor":
-            of_x, of_weight = self._of_x(scale, x_codes.ndim), self._of_weight(w_scale)
+            of_x, of_weight = self.of_x(scale, x_codes.ndim), self.of_weight(w_scale)
             return of_sums(acc, of_x, of_weight, self.formula).astype(self.eqn.out_dtypes[0])
         # compute this small array once; if it is fused, each element of the result would multiply the two scales again
-        scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
+        scales = self.of_weight(finished_on_cpu(unfused(scale * w_scale)))
         # round the product before the model's bias is added; otherwise jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
-
-    def _sum_of_groups(
-        self, unit: int, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array
-    ) -> jax.Array:
-        contracting, batch = self.eqn.params["dimension_numbers"]
-        at, axis, first = self.summed[0], int(contracting[1 - self.weight][0]), self.weight
-        layout = {
-            "weight": first,
-            "group_axis": at,
-            "summed": axis,
-            "batch": batch[1 - first],
-            "weight_batch": [a + (a > at) for a in batch[first]],
-        }
-        acc = accumulators(layout, x, split_axis(w, at, unit), accumulate.dot)
-        groups = [lax.index_in_dim(acc, index, 0, keepdims=False) for index in range(acc.shape[0])]
-
-        def of_x(value: jax.Array) -> list[jax.Array]:
-            if self.setting.block is None:
-                return [self._of_x(value, x.ndim)] * len(groups)
-            each = len(groups) // value.shape[axis]
-            own = [lax.index_in_dim(value, i, axis, keepdims=False) for i in range(value.shape[axis])]
-            return [found for part in own for found in [self._of_x(part, x.ndim)] * each]
-
-        def of_weight(value: jax.Array) -> list[jax.Array]:
-            each = len(groups) // value.shape[at]
-            own = [self._of_weight(lax.slice_in_dim(value, i, i + 1, axis=at)) for i in range(value.shape[at])]
-            return [found for part in own for found in [part] * each]
-
-        *floats, sums = parts
-        scales, *minimums = (of_weight(part) for part in floats)
-        terms = Groups(groups, of_weight(sums), scales, of_x(scale), of_x(zero))
-        if minimums:
-            in_units = split_axis(x.astype(jnp.int32), axis, unit)
-            x_sums = jnp.sum(in_units, axis=axis + 1, dtype=jnp.int32)
-            of_units = [lax.index_in_dim(x_sums, i, axis, keepdims=False) for i in range(len(groups))]
-            terms = dataclasses.replace(
-                terms, minimums=minimums[0], x_sums=[self._of_x(part, x.ndim) for part in of_units]
-            )
-        return of_groups(terms, self.formula, unit).astype(self.eqn.out_dtypes[0])
 
     def along_x(self, dx: jax.Array, w_codes: jax.Array, *parts: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight. parts: scales and, if any, minimums."""
@@ -495,7 +466,7 @@ class DynamicProduct:
         sharing = self._sharing(rank)
         return tuple(axis for axis in range(rank) if axis not in sharing)
 
-    def _of_x(self, value: jax.Array, rank: int) -> jax.Array:
+    def of_x(self, value: jax.Array, rank: int) -> jax.Array:
         """Numbers that belong to x, one per index of the axes along which scales differ, in the result's shape."""
         shape, kept = self.eqn.out_shapes[0], self._kept(rank)
         if not kept:
@@ -504,12 +475,22 @@ class DynamicProduct:
         value = lax.transpose(value, [axis for _, axis in places])
         return lax.broadcast_in_dim(value, shape, [out for out, _ in places])
 
-    def _of_weight(self, value: jax.Array) -> jax.Array:
+    def of_weight(self, value: jax.Array) -> jax.Array:
         """Numbers that belong to the weight, given in its rank, in the result's shape."""
         shape = self.eqn.out_shapes[0]
         rank = len(shape)
         vector = weight_to_result(value, self._op.channels(self.eqn, self.weight), rank)
         return lax.broadcast_in_dim(vector, shape, range(rank - vector.ndim, rank))
+
+
+@traced_once(0)
+def _traced_value(product: DynamicProduct, *coded: jax.Array) -> jax.Array:
+    return product._value(*coded)  # pyright: ignore[reportPrivateUsage]
+
+
+@traced_once(0)
+def _traced_weight_parts(product: DynamicProduct, w: jax.Array) -> list[jax.Array]:
+    return product._weight_parts(w)  # pyright: ignore[reportPrivateUsage]
 
 
 def _value(product: DynamicProduct, again: bool, x: jax.Array, w: jax.Array, *coded: jax.Array) -> jax.Array:

@@ -4,9 +4,11 @@
 
 A step is [primitive, operands, [[name, value] of each parameter]]. The primitive is the name of one of JAX's. An
 operand is ["value", i] (an input, or the result of an earlier step), ["constant", role] or ["literal", number, dtype].
+A number that is not finite, which JSON does not have, is its name: "inf", "-inf" or "nan".
 Names in a file are looked up only in `STEPS`, so reading a program executes no code.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -93,10 +95,14 @@ def _accumulator(p: Mapping[str, Any]) -> Any:
     return None if kind is None else jnp.dtype(kind)
 
 
+def _float_of(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value
+
+
 def _gather(p: Mapping[str, Any], x: ArrayLike, indices: ArrayLike) -> Any:
     mode = lax.GatherScatterMode[p["mode"]]
     numbers = lax.GatherDimensionNumbers(*p["dimension_numbers"])
-    return lax.gather(x, indices, numbers, p["slice_sizes"], mode=mode, fill_value=p["fill_value"])
+    return lax.gather(x, indices, numbers, p["slice_sizes"], mode=mode, fill_value=_float_of(p["fill_value"]))
 
 
 def _iota(p: Mapping[str, Any]) -> Any:
@@ -185,13 +191,20 @@ def encode(primitive: str, params: Mapping[str, Any]) -> list[Any] | None:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, (bool, str, float)):
+    if isinstance(value, (float, np.floating)):
+        return number(float(value))
+    if value is None or isinstance(value, (bool, str)):
         return value
     if hasattr(value, "name") and str(getattr(value, "name", "")) in (*_FFT, *_GATHERS):
         return str(value.name)
     if isinstance(value, (int, np.integer)) or hasattr(value, "__index__"):
         return int(value)
     return str(np.dtype(value))
+
+
+def number(value: float) -> float | str:
+    """A float as a program holds it."""
+    return value if math.isfinite(value) else str(value)
 
 
 def run(
@@ -207,7 +220,7 @@ def run(
         if kind == "constant":
             value, dtype = constants[first], rest[0]
             return jnp.asarray(value).astype(dtype)
-        return np.asarray(first, np.dtype(jnp.dtype(rest[0])))
+        return np.asarray(_float_of(first), np.dtype(jnp.dtype(rest[0])))
 
     for name, operands, params in program:
         if name not in STEPS:

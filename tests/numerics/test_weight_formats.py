@@ -138,5 +138,5 @@ def test_invalid_formats(arguments: tuple[object, ...], message: str) -> None:
 
 
 def test_groups_must_divide_the_summed_axis() -> None:
-    with pytest.raises(ValueError, match=r"mxfp4: expected a group size that divides the 48 weights .* got 32"):
+    with pytest.raises(ValueError, match=r"mxfp4: expected groups that divide the 48 weights .* got groups of 32"):
         encode(jnp.ones((2, 48)), WeightFormat("mxfp4"))

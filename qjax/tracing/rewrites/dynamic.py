@@ -27,6 +27,7 @@ from qjax.support.errors import refuse
 from qjax.tracing.composite import Computed
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.frozen import behind, frozen_of
+from qjax.tracing.shared_traces import form_of
 
 Setting = Dynamic | WeightFormat
 SettingOf = Callable[[str], Setting | None]
@@ -134,7 +135,8 @@ def _split(
     if isinstance(setting, WeightFormat):
         product = FormattedProduct(eqn, weight, formatted.with_fitting_groups(setting, eqn, weight))
     else:
-        product = DynamicProduct(eqn, weight, dynamic.with_fitting_groups(setting, eqn, weight))
+        setting = dynamic.with_fitting_groups(setting, eqn, weight)
+        product = DynamicProduct(form_of(eqn) or eqn, weight, setting)
         if dynamic_rows.problem(product, formula) is None:
             product = dataclasses.replace(product, formula=formula)
     w, x = eqn.inputs[weight], eqn.inputs[1 - weight]

@@ -115,3 +115,21 @@ def test_parts_in_float_that_are_rounded_exactly() -> None:
     codes = np.asarray(graph.quantize(X * 2))
     results = against_runtimes(graph, [[codes]], {"c": {}, "onnxruntime": {}})
     assert [result.differ for result in results] == [0, 0]
+
+
+def test_numbers_that_are_not_finite_are_saved(tmp_path: Any) -> None:
+    class Masked(nnx.Module):
+        def __init__(self) -> None:
+            self.table = nnx.Param(jnp.arange(12.0).reshape(4, 3))
+
+        def __call__(self, indices: jax.Array) -> jax.Array:
+            rows = jnp.take(self.table[...], indices, axis=0)  # NaN outside of the table
+            return jax.nn.softmax(jnp.where(rows > 4, rows, -jnp.inf), axis=-1)
+
+    indices = np.array([[2, 3], [3, 2]], np.int32)
+    qmodel = qjax.quantize(Masked(), Recipe(overrides={".*": qjax.FLOAT}), indices)
+    graph = qjax.convert(qmodel, indices)
+    graph.save(tmp_path / "model.qjax")
+    np.testing.assert_array_equal(
+        qjax.load(tmp_path / "model.qjax")(indices), nnx.jit(lambda m, x: m(x))(qmodel, indices)
+    )

@@ -1,0 +1,212 @@
+"""GGUF files: their codes enter a model, train, and leave it, with everything else of the file unchanged."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from gguf import quants
+
+import qjax
+from qjax.contrib.gguf.blocks import pack, unpack
+from qjax.export.read_errors import ReadError
+from qjax.layers.frozen import frozen_parameters
+
+pytestmark = pytest.mark.filterwarnings("ignore:quantize. parts under qjax.Dynamic stay in float")
+
+WIDTH, HIDDEN, VOCABULARY = 64, 96, 32
+TOKENS = np.arange(24, dtype=np.int32).reshape(2, 12) % VOCABULARY
+TYPES = {"up": "Q4_0", "gate": "Q4_1", "down": "Q5_1", "query": "Q5_0", "embed": "Q8_0"}
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.norm = nnx.RMSNorm(WIDTH, rngs=rngs)
+        self.query = nnx.LinearGeneral(WIDTH, (4, 16), use_bias=False, rngs=rngs)
+        self.up, self.gate = (nnx.Linear(WIDTH, HIDDEN, use_bias=False, rngs=rngs) for _ in range(2))
+        self.down = nnx.Linear(HIDDEN, WIDTH, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.norm(x)
+        y = y + self.query(y).reshape(y.shape)
+        return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
+
+
+class Net(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs)
+        self.blocks = nnx.List([Block(rngs) for _ in range(2)])
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.embed.attend(x)
+
+
+def names(path: str) -> str:
+    if path == "embed/embedding":
+        return "token_embd.weight"
+    _, layer, part, _ = path.split("/")
+    return f"blk.{layer}.{part}.weight"
+
+
+def shape_of(part: str) -> tuple[int, ...]:
+    return {"up": (HIDDEN, WIDTH), "gate": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN), "query": (WIDTH, WIDTH)}[part]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with one tensor of each format; the codes of "up" are not those that its own quantizer would choose."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_token_list(["a", "b"])
+
+    def add(name: str, w: np.ndarray, kind: str) -> None:
+        kind_of = gguf.GGMLQuantizationType[kind]
+        data = quants.quantize(w.astype(np.float32), kind_of)
+        if kind == "Q4_0":  # a search for better scales ends with other codes, too
+            codes, scales = unpack(data, "q4_0")
+            data = pack((np.maximum(codes, -7), scales), "q4_0")
+        writer.add_tensor(name, data, raw_dtype=kind_of)
+
+    add("token_embd.weight", rng.normal(size=(VOCABULARY, WIDTH)), "Q8_0")
+    for layer in range(2):
+        writer.add_tensor(f"blk.{layer}.norm.weight", rng.normal(size=WIDTH).astype(np.float32))
+        for part in ("up", "gate", "down", "query"):
+            add(f"blk.{layer}.{part}.weight", rng.normal(size=shape_of(part)) / 8, TYPES[part])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "model.gguf"
+
+
+def quantized(path: Path, **kwargs: Any) -> tuple[Any, Any]:
+    file, model = qjax.gguf.read(path), Net()
+    qjax.gguf.load(model, file, names)
+    recipe = qjax.Recipe(overrides=qjax.gguf.overrides(file, names, model, **kwargs))
+    return file, qjax.quantize(model, recipe, TOKENS)
+
+
+def test_a_file_is_read(path: Path) -> None:
+    file = qjax.gguf.read(path)
+    assert str(file) == "llama: 2 f32, 2 q4_0, 2 q4_1, 2 q5_0, 2 q5_1, 1 q8_0"
+    assert file.metadata["llama.block_count"] == 2
+    assert file.metadata["tokenizer.ggml.tokens"] == ["a", "b"]
+    tensor = file["blk.1.gate.weight"]
+    codes, scales, minimums = tensor.parts()
+    assert (codes.shape, scales.shape, minimums.shape) == ((HIDDEN, WIDTH), (HIDDEN, 2), (HIDDEN, 2))
+    spread = [np.repeat(part, 32, axis=1) for part in (scales, minimums)]
+    np.testing.assert_array_equal(codes * spread[0] + spread[1], tensor.dequantize())
+    with pytest.raises(KeyError, match=r"no tensor 'blk.1.gat.weight'. Did you mean 'blk.1.gate.weight'"):
+        file["blk.1.gat.weight"]
+
+
+@pytest.mark.parametrize("activations", ["block", "row", "float"])
+def test_codes_enter_and_leave_unchanged(path: Path, tmp_path: Path, activations: str) -> None:
+    file, qmodel = quantized(path, activations=activations)
+    for key in ("up", "query"):
+        kernel = getattr(qmodel.model.blocks[1], key).kernel[...]
+        np.testing.assert_array_equal(kernel.reshape(WIDTH, -1).T, file[f"blk.1.{key}.weight"].dequantize())
+    loaded = qjax.gguf.freeze(qmodel, TOKENS, file, names, train=())
+    assert [name for name, _ in loaded.left] == ["embed/embedding"]
+    for _, _, parameter in frozen_parameters(qmodel):
+        frozen = parameter.get_metadata("frozen")
+        np.testing.assert_array_equal(frozen(*parameter.get_raw_value())[0], parameter.thawed()[...])
+    logits = nnx.jit(lambda m, x: m(x))(qmodel, TOKENS)
+    np.testing.assert_array_equal(nnx.jit(qjax.exact(qmodel, TOKENS))(qmodel, TOKENS), logits)
+    if activations == "float":
+        graph = qjax.convert(qmodel, TOKENS)
+        graph.save(tmp_path / "model.qjax")
+        np.testing.assert_array_equal(qjax.load(tmp_path / "model.qjax")(TOKENS), logits)
+        model = Net()
+        qjax.gguf.load(model, file, names)
+        np.testing.assert_allclose(logits, model(jnp.asarray(TOKENS)), rtol=1e-4, atol=1e-4)
+    qjax.gguf.write(qmodel, tmp_path / "out.gguf", names, like=path)
+    assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+def test_what_was_trained_is_written(path: Path, tmp_path: Path) -> None:
+    _, qmodel = quantized(path)
+    kernel = qmodel.model.blocks[0].gate.kernel
+    kernel[...] = kernel[...] * 1.5 + 0.01
+    qmodel.model.blocks[0].norm.scale[...] = jnp.full(WIDTH, 2.0)
+    qjax.gguf.write(qmodel, tmp_path / "out.gguf", names, like=path)
+    after = qjax.gguf.read(tmp_path / "out.gguf")
+    expected = quants.quantize(np.asarray(kernel[...]).T, gguf.GGMLQuantizationType.Q4_1)
+    np.testing.assert_array_equal(after["blk.0.gate.weight"].data, expected)
+    np.testing.assert_array_equal(after["blk.0.norm.weight"].dequantize(), 2)
+    np.testing.assert_array_equal(after["blk.1.gate.weight"].data, qjax.gguf.read(path)["blk.1.gate.weight"].data)
+    # the written file loads into the same model: its products read the codes with which this one trained
+    again = Net()
+    qjax.gguf.load(again, after, names)
+    recipe = qjax.Recipe(overrides=qjax.gguf.overrides(after, names, again))
+    np.testing.assert_array_equal(
+        nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qjax.quantize(again, recipe, TOKENS), TOKENS),
+        nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qmodel, TOKENS),
+    )
+
+
+def test_stacked_layers_take_a_tensor_each(path: Path, tmp_path: Path) -> None:
+    class Scanned(nnx.Module):
+        def __init__(self) -> None:
+            self.up = nnx.Param(jnp.zeros((2, WIDTH, HIDDEN)))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jax.lax.scan(lambda x, w: (nnx.relu(x @ w)[..., :WIDTH], None), x, self.up[...])[0]
+
+    layers = {"up": qjax.gguf.Source(("blk.0.up.weight", "blk.1.up.weight"), transposed=True)}
+    file, model, x = qjax.gguf.read(path), Scanned(), np.ones((3, WIDTH), np.float32)
+    unused = [name for name in file.tensors if ".up." not in name]
+    qjax.gguf.load(model, file, layers, unused=unused)
+    qmodel = qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.WeightFormat("q4_0")}), x)
+    before = qmodel(x)
+    qjax.gguf.freeze(qmodel, x, file, layers, train=())
+    assert not np.array_equal(qmodel(x), before)  # the file's scales are not those that the formula chooses
+    np.testing.assert_allclose(qmodel(x), model(jnp.asarray(x)), rtol=1e-5)
+    qjax.gguf.write(qmodel, tmp_path / "out.gguf", layers, like=file)
+    assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+def test_arrays_by_name_are_loaded_too() -> None:
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
+    qjax.gguf.load(model, arrays, {"kernel": "w", "bias": "b"})
+    np.testing.assert_array_equal(model.kernel[...], arrays["w"].T)
+
+
+def test_what_does_not_fit_is_refused(path: Path, tmp_path: Path) -> None:
+    file, model = qjax.gguf.read(path), Net()
+    before = model.embed.embedding[...]
+    with pytest.raises(ValueError, match=r"blocks/0/down/kernel: the file has no tensor 'blk.0.dwn.weight'. Did you"):
+        qjax.gguf.load(model, file, lambda key: names(key).replace("down", "dwn"))
+    with pytest.raises(ValueError, match=r"blocks/0/up/kernel: expected 64x96, got blk.0.down.weight 64x96"):
+        qjax.gguf.load(model, file, lambda key: names(key).replace("up", "down"))
+    with pytest.raises(ValueError, match=r"2 tensors of the file belong to no parameter: blk.0.norm.weight, .*unused="):
+        qjax.gguf.load(model, file, lambda key: None if "norm" in key else names(key))
+    with pytest.raises(ValueError, match=r"unused: the file has no tensor 'rope'"):
+        qjax.gguf.load(model, file, names, unused=["rope"])
+    np.testing.assert_array_equal(model.embed.embedding[...], before)
+    # codes of another grid than that of training
+    qjax.gguf.load(model, file, names)
+    nf4 = qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.WeightFormat("nf4", 32)}), TOKENS)
+    with pytest.raises(ValueError, match=r"expected the weight format 'q4_0' of the file, got nf4"):
+        qjax.gguf.freeze(nf4, TOKENS, file, names, train=())
+    other, qmodel = quantized(path)
+    qmodel.model.blocks[0].up.kernel[...] = qmodel.model.blocks[0].up.kernel[...] + 1
+    with pytest.raises(ValueError, match=r"blocks/0/up/kernel: expected the numbers of the file, got others"):
+        qjax.gguf.freeze(qmodel, TOKENS, other, names, train=())
+    data = path.read_bytes()
+    for cut in (0, 3, 40, 200, len(data) // 2):
+        (tmp_path / "cut.gguf").write_bytes(data[:cut])
+        with pytest.raises(ReadError, match=r"cut.gguf"):
+            qjax.gguf.read(tmp_path / "cut.gguf")
+    with pytest.raises(FileNotFoundError, match="expected a GGUF file, but there is none"):
+        qjax.gguf.read(tmp_path / "none.gguf")
