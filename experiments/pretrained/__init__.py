@@ -1,0 +1,1 @@
+"""A pretrained language model, from the GGUF file that people publish: `python -m experiments.pretrained`."""
