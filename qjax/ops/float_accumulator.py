@@ -1,8 +1,8 @@
 """The accumulator of a product in the training forward, before its quantizer.
 
 A runtime adds the bias as an integer, in steps of the accumulator's scale, and the training forward must do the same.
-So the constant affine steps after a product of codes are collected here, and the offset is rounded once, when the value
-is read:
+The constant affine steps after a product of codes are therefore collected here, and the offset is rounded once, when
+the value is read:
 
     acc * scale, then * g, then + b    ->    acc, scale g, offset b    ->    (acc + round(b / (scale g))) * scale g
 """

@@ -69,7 +69,7 @@ class Memory:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.elements * np.dtype(self.dtype).itemsize
 
 
