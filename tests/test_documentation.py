@@ -60,6 +60,25 @@ def test_every_link_leads_somewhere():
     assert lost == []
 
 
+def test_every_anchor_is_a_heading():
+    """Pages with entries of the reference have anchors of their own (`::: name`), which only the site's build knows."""
+    lost: list[str] = []
+    for page in [ROOT / "README.md", *PAGES]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for path, anchor in re.findall(r"\]\((?!https?://|mailto:)([^)\s#]*)#([^)\s]+)\)", text):
+            linked = (page.parent / path if path else page).read_text()
+            if ":::" not in linked and anchor not in anchors(linked):
+                lost.append(f"{page.relative_to(ROOT)}: {path}#{anchor}")
+    assert lost == []
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings of a page, as Python-Markdown forms them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), flags=re.M)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
 @pytest.mark.exhaustive
 def test_the_navigation_names_every_page():
     named = set(re.findall(r"^ +- (?:.*: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.M))

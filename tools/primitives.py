@@ -38,8 +38,8 @@ qjax reads a model as its jaxpr, so this list is complete. For your own model, u
 
 - **integer**: the operations of `qjax.ops` that read it.
   Which one depends on which operands are data, parameters or integers.
-  "written in others" means slices, concatenations and choices, if positions are constants.
-  "products of halves" are for more than three elements, and at most 4096.
+  "rewritten" means that slices, concatenations and choices replace it, if positions are constants.
+  "products of halves" multiply two halves again and again, for more than three elements and at most 4096.
   "pairs of real numbers" means the real and the imaginary part. Fourier transforms are products with constant matrices.
 - **table**: an elementwise function of one tensor. A chain of such steps becomes one correctly rounded table of codes.
 - **island**: allowed in a module that the recipe keeps in float (`qjax.FLOAT`).
@@ -72,7 +72,7 @@ def page() -> str:
         if name in BODIES:
             integer = "its body is read"
         elif name in moves.WRITTEN or name in constant_scatter_gather.KINDS:
-            integer = ", ".join(filter(None, [integer, "written in others"]))
+            integer = ", ".join(filter(None, [integer, "rewritten"]))
         elif name in reduce_prod.KINDS:
             integer = ", ".join(filter(None, [integer, "products of halves"]))
         elif name in complex_as_real.COMPLEX:

@@ -29,12 +29,12 @@ SETTINGS = {
     "svdf": ("SVDF", "qjax.ops.svdf", "how SVDF is computed"),
     "resize": ("bilinear resizing", "qjax.numerics.interpolation", "how images are resized bilinearly"),
 }
-"""What a target chooses besides, and the module that says what each choice means."""
+"""What a target chooses besides, and the module that documents what each choice means."""
 
 INTRODUCTION = """# What each target computes, operation by operation
 
-`python tools/target_rules.py` wrote this page from the code. [Targets](targets.md) says which runtime each target is,
-and how that was proven.
+`python tools/target_rules.py` wrote this page from the code. [Targets](targets.md) explains which runtime each
+target stands for, and how that was verified.
 
 After a product with weights, a **rule** turns the accumulator `acc` into a code. It rounds `acc * e` with the
 effective scale `e = s_x * s_w / s_y`. An operation without weights follows a **formula** of its own.

@@ -10,32 +10,33 @@ from qjax.export import files
 
 PAGE = """# What does each runtime's rounding cost?
 
-The same quantized network gives other codes in every runtime, because runtimes round differently. How many decisions
-change, and does accuracy fall?
+The same quantized network computes other codes in every runtime, because runtimes round differently. How many
+decisions change, and does accuracy fall?
 
 ## What to do
 
-Convert for the runtime that you ship to: then there is no difference to explain. With 8 bits another rounding may
-change most output codes of a network, but few decisions. Those that are close change first, such as the nearest of many
+Convert for the runtime that you ship to, so that there is no difference to explain. With 8 bits another rounding may
+change most output codes of a network, but few decisions. Close decisions change first, such as the nearest of many
 sentences. Look at your own network with [`qjax.compare`](compare.md) before you search for a fault in training.
 
-With 4 bits in every tensor that holds for convolutions too. A transformer loses points there under targets that write
-its norms as several operations (`tflite_*` but TFLite Micro).
+With 4 bits in every tensor the same is true of convolutional networks. A transformer, however, loses accuracy under
+targets that write its norms as several operations (all `tflite_*` except `tflite_micro`).
 
-With 2 bits in every tensor the runtime decides about accuracy. A step of an accumulator is as wide as a step of the
-output there. So gemmlowp's two roundings (TFLite Micro, CMSIS-NN) give other codes everywhere. All runtimes but PyTorch
-and OpenVINO round biases to such steps too. Training sees the bias of the recipe's target, and not its second rounding.
-Give `Recipe(other_bits=8)`, or let the last epochs run through [`qjax.exact`](how-to/train.md).
+With 2 bits in every tensor the runtime decides about accuracy, because a step of the accumulator is then as wide as a
+step of the output. Gemmlowp's two roundings (TFLite Micro, CMSIS-NN) therefore change codes everywhere, and all
+runtimes except PyTorch and OpenVINO round biases to such wide steps. Training reproduces the bias of the recipe's
+target, but not its second rounding. Use `Recipe(other_bits=8)`, or let the last epochs run through
+[`qjax.exact`](how-to/train.md).
 
 {worst}
 
 `make weights && python -m experiments.cost --rows experiments/results/cost.jsonl --page docs/rounding-cost.md` writes
-this page. It makes the rows that are missing, and keeps those of the file. `--known` makes none.
+this page. The command computes the rows that the file lacks, unless you pass `--known`.
 
 ## Summary
 
 Each cell is the most decisions that any target changes, in percent, and the range of the task's measure over all
-targets. Targets whose sums of pairs saturate (`*_avx2`) are left out here. They are in the tables below.
+targets. Targets whose sums of pairs saturate (`*_avx2`) are left out here and listed in the tables below.
 
 {summary}
 
@@ -47,24 +48,24 @@ targets. Targets whose sums of pairs saturate (`*_avx2`) are left out here. They
 
 ## Method
 
-Every network is quantized once for each setting. Its integer graph is then run under every target on the same
+Every network is quantized once for each setting, and its integer graph then runs under every target on the same
 inputs. `{reference}` rounds the exact real value to the nearest code, ties to even. Every other target is compared
-with it. Pretrained networks at W8A8 are calibrated only, at fewer bits they get `post_training`. The others are
-trained with quantization, for two epochs of Fashion-MNIST or twenty of the digits. Their first and last layers have 8
-bits.
+with it. Pretrained networks are only calibrated at W8A8, and quantized by `post_training` at fewer bits. The others are
+trained with quantization, for two epochs of Fashion-MNIST or twenty of the digits, and their first and last layers have
+8 bits.
 
 | column | meaning |
 | --- | --- |
-| targets | those that gave the same outputs for all inputs |
+| targets | those with the same outputs for all inputs |
 | codes | output values that differ from those of `{reference}` |
 | decisions | what a user acts on: class, face or not, pitch, speech or not, nearest sentence |
 | task | the task's own measure, in percent |
 | first difference | the first node that differs though its inputs agree; its operation; the share of its codes; why |
 | nodes | in how many nodes differences arise, from the same inputs |
 
-The last two columns come from `qjax.compare` on {compared} examples, those with other outputs first. They are empty
-where a target needs several nodes for one of the reference. A row without numbers lists targets that cannot take the
-network, and the reason.
+The last two columns come from `qjax.compare` on {compared} examples, beginning with those whose outputs differ. They
+are empty if a target needs several nodes for one of the reference. A row without numbers lists the targets that cannot
+compute the network, and the reason.
 
 {tables}
 

@@ -67,7 +67,7 @@ def classify(
 ) -> Counter[Key]:
     """Count the outputs that differ by (kind, side).
 
-    accumulators: of both nodes on the same inputs, see `probe.accumulators`. codes: their outputs. Further keys:
+    accumulators: of both nodes on the same inputs, see `run.accumulators`. codes: their outputs. Further keys:
     ("sums", "") counts the accumulators that differ, over all outputs; ("measured", "") counts the outputs that differ
     while their accumulators agree; ("off", "a" | "b") counts those of them that are not the code nearest to the real
     value.

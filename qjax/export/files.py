@@ -60,9 +60,9 @@ def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueErro
     """Write several files that belong together, by path: all of them or none.
 
     The bytes go to temporary files in the same folders and reach the disk. Only then are these renamed, each in one
-    step. If one of them fails, those before it get their old contents back. So a file that existed is intact whatever
-    fails, and no new file stays beside an old one. A new file gets the usual permissions, a replaced one keeps its own,
-    and a symbolic link is followed.
+    step. If one of them fails, those before it get their old contents back, so that whatever fails, a file that existed
+    is intact and no new file stays beside an old one. A new file gets the usual permissions, a replaced one keeps its
+    own, and a symbolic link is followed.
 
     Temporary files that a killed process left in the folders are removed first; their names identify them.
 

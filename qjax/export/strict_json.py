@@ -1,7 +1,7 @@
 """JSON without surprises: no NaN, no duplicate keys, bounded size, depth and numbers.
 
-A file may come from anybody, and a checksum only proves that it arrived as it was sent. So every value is checked for
-its type and its bounds before use; the functions below name the location of what they refuse.
+A file may come from anybody, and a checksum only proves that it arrived as it was sent. Every value is therefore
+checked for its type and its bounds before use, and the functions below name the location of what they refuse.
 """
 
 import json

@@ -31,7 +31,7 @@ class ArgumentFields(Axis):
 
 @register
 class Argument(Op):
-    """`lax.argmax` and `lax.argmin` along one axis; the first of equal elements.
+    """`lax.argmax` and `lax.argmin` along one axis; of equal elements the first one counts.
 
     attributes: function, axis.
     """
@@ -83,7 +83,7 @@ class TopKFields(Axis):
 class TopK(GridOp):
     """`lax.top_k`: node 0 holds the k largest elements in order, node 1 their indices (int32). Ties keep their order.
 
-    attributes: k, axis.
+    attributes: k is how many elements are taken along axis.
     """
 
     name = "top_k"

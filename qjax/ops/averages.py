@@ -46,7 +46,7 @@ class Average:
         return dataclasses.replace(self, count=np.asarray(count, np.int32))
 
     def codes(self, target: Target, acc: jax.Array, nearest: jax.Array, y: QParams, *, same_grid: bool) -> jax.Array:
-        """Centred codes as floats: the target's, with the derivative of `nearest`, or `nearest` itself.
+        """Centred codes of the average, as floats: the target's with the derivative of `nearest`, or `nearest` itself.
 
         Args:
           acc: the sums of centred codes. nearest: the centred codes of the float average, rounded to nearest.

@@ -177,7 +177,7 @@ class Op(Facts, abc.ABC):
         """For each input, the axes along which the op adds, compares, selects, moves or counts elements.
 
         Along any other axis, an element of the result depends only on the elements at the same position (or, if shapes
-        broadcast, on the one that is repeated). So if no op works along the batch, a graph computes each example
+        broadcast, on the one that is repeated). If no op works along the batch, a graph therefore computes each example
         independently.
         """
 

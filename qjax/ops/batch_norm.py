@@ -48,9 +48,9 @@ def _folded(x: Pending, named: Mapping[str, Any], attributes: Attributes) -> Pen
 class BatchNorm(Elementwise):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias.
 
-    With batch statistics it has the same place in the chain. The fake-quantized forward evaluates it in floats and adds
-    the change that rounding the shipped bias will cause. It has no integer form, so a model is converted in evaluation
-    mode.
+    With batch statistics the op has the same place in the chain, but no integer form, so a model is converted in
+    evaluation mode. The fake-quantized forward evaluates it in floats and adds the change that rounding the shipped
+    bias will cause.
     """
 
     name = "batch_norm"

@@ -21,7 +21,7 @@ class Fields(TypedDict):
 
 @register
 class Broadcast(GridOp):
-    """`lax.broadcast_in_dim`; None in `shape` takes the size of the operand's axis that maps there."""
+    """`lax.broadcast_in_dim`; where `shape` has None, the size is that of the operand's axis that maps there."""
 
     name = "broadcast"
     fields = Fields

@@ -20,7 +20,7 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):
-    """relu, relu6: the bounds are 0, and 0 and 6. For the others they are constants."""
+    """For relu the lower bound is 0, and for relu6 the bounds are 0 and 6. Other clamps have constants as bounds."""
 
     relu: NotRequired[bool]
     relu6: NotRequired[bool]
@@ -98,7 +98,7 @@ class Clamp(Elementwise):
         return [x.with_codes((lax.max if eqn.primitive == "max" else lax.min)(x.codes, bound))]
 
     def _on_accumulator(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        """In float32 whatever the model's dtype, because the runtime clamps between the accumulator and its codes."""
+        """Clamp in float32 whatever the model's dtype, as the runtime clamps between the accumulator and its codes."""
         pending = next((x for x in inputs if isinstance(x, Pending)), None)
         if pending is None:
             return eqn.bind(*(real(x) for x in inputs))

@@ -35,10 +35,10 @@ class Fields(TypedDict):
 
 @register
 class Compare(ChoosesNoPlace, Elementwise):
-    """x > y and its like: tensors on one grid compare as their codes do.
+    """x > y and the other relations: tensors on one grid compare as their codes do.
 
-    attributes: function, one of gt, lt, ge, le, eq, ne. constants: left or right, int32, in the place of an operand
-    that is a real constant: its threshold among codes, see `coded.threshold`.
+    attributes: function is one of gt, lt, ge, le, eq, ne. constants: left or right, int32, replaces an operand that is
+    a real constant by its threshold among the codes; see `constant_codes.threshold`.
     """
 
     name = "compare"

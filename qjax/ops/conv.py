@@ -22,12 +22,12 @@ from qjax.ops.float_accumulator import Pending
 
 
 class Fields(windows.Convolution, ProductFields):
-    """A window that moves over the input, and a product at each position."""
+    """The attributes of a window that moves over the input, with a product at each position."""
 
 
 @register
 class Conv(ProductFacts, Op):
-    """`lax.conv_general_dilated` with a constant kernel; padding adds the input's zero point."""
+    """`lax.conv_general_dilated` with a constant kernel; the padding is filled with the input's zero point."""
 
     name = "conv"
     fields = Fields

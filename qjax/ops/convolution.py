@@ -182,7 +182,7 @@ def spatial_taps(
 
 
 def xla_conv(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], groups: int = 1) -> jax.Array:
-    """XLA's own convolution, channels last."""
+    """XLA's own convolution, with the channels last."""
     rank = x.ndim
     spatial = tuple(range(1, rank - 1))
     numbers = lax.ConvDimensionNumbers(
@@ -201,7 +201,7 @@ def xla_conv(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Seque
 
 
 def patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
-    """All positions of the window side by side, laid out along one axis after the other, then one matrix product."""
+    """Lay out all positions of the window side by side, one axis after the other, and multiply them as one matrix."""
     rank = x.ndim - 2
     for axis in reversed(range(1, rank + 1)):
         window, stride, step = ([1] * rank for _ in range(3))
@@ -212,7 +212,7 @@ def patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
 
 
 def grouped(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], groups: int) -> jax.Array:
-    """Patches, group by group."""
+    """Multiplies patches group by group."""
     width, features = x.shape[-1] // groups, w.shape[-1] // groups
     parts = [
         patches(

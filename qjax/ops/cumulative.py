@@ -92,7 +92,7 @@ class CumulativeSum(Op):
 
 
 class ExtremumFields(SumFields):
-    """function: which of the elements so far is taken."""
+    """function: which of the elements up to this one is taken."""
 
     function: Literal["max", "min"]
 
@@ -125,7 +125,7 @@ class CumulativeExtremum(GridOp):
 
 
 class IntegerFields(SumFields):
-    """function: of the elements so far, how they are combined."""
+    """function: how the elements up to this one are combined."""
 
     function: Literal["sum", "max", "min"]
 

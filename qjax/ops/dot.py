@@ -267,7 +267,7 @@ def _with_factor(given: Preparation, affine: Affine, steps: Steps) -> list[Part]
         p = x w, scale s_y / |g|, zero point z_y         BATCH_MATMUL
         y = p |g|, the constant being the code 1         MUL
 
-    rounds only once: the codes of p are those of y, because the scales cancel. So g must not be negative.
+    rounds only once: the codes of p are those of y, because the scales cancel. This requires that g is not negative.
     """
     y, attributes = given.output, given.attributes
     numbers = [value for _, constants in steps for value in constants.values()]

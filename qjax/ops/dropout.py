@@ -19,7 +19,7 @@ from qjax.ops.fields import NoFields
 
 @register
 class Dropout(Elementwise):
-    """Zeroes codes and divides the scale by the probability of keeping one. In evaluation the layer vanishes."""
+    """Sets codes to zero and divides the scale by the probability of keeping one. In evaluation the layer vanishes."""
 
     name = "dropout"
     fields = NoFields

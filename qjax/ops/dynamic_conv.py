@@ -33,10 +33,10 @@ class Fields(TypedDict):
 
 @register
 class DynamicConv(RunTimeCodes):
-    """y = conv(x, w) + bias, NHWC, with codes of x that are found at run time.
+    """y = conv(x, w) + bias for tensors in NHWC, where the codes of x are computed at run time.
 
-    constants: kernel, int8 codes (out, height, width, in); kernel_scale, float32 (out,) or (), which a program has
-    beside; bias, float32 (out,), where there is one.
+    constants: kernel holds int8 codes (out, height, width, in). kernel_scale, float32 (out,) or (), is a constant of
+    its own in a program. bias, float32 (out,), is present if the convolution has one.
     """
 
     name = "dynamic_conv"

@@ -43,7 +43,7 @@ class OfTarget(TypedDict):
 
 
 class RunTimeCodes(Op):
-    """A product of floats, quantized at run time, with int8 weights whose first axis is that of the results."""
+    """A product of floats that are quantized at run time with int8 weights, whose first axis is that of the results."""
 
     role = Role.INTEGER
     reals = True
@@ -72,10 +72,10 @@ class RunTimeCodes(Op):
 
 @register
 class DynamicDot(RunTimeCodes):
-    """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], with codes of x that are found at run time.
+    """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], where the codes of x are computed at run time.
 
-    constants: kernel, int8 codes (n, k), or (n, groups, size) with scales of the groups; kernel_scale, float32, which
-    a program has beside; bias, float32 (n,), where there is one.
+    constants: kernel holds int8 codes (n, k), or (n, groups, size) if each group has its own scale. kernel_scale,
+    float32, is a constant of its own in a program. bias, float32 (n,), is present if the product has one.
     """
 
     name = "dynamic_dot"

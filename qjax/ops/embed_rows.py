@@ -58,10 +58,10 @@ class Fields(Lookup):
 
 @register
 class EmbedRows(Embed):
-    """y = round(table[indices] * factor[rows of the indices]); what an `embed` with several scales becomes.
+    """y = round(table[indices] * factor[rows of the indices]); an `embed` with several scales becomes this.
 
-    attributes: those of `embed`; rounding. constants: weights, codes [rows, columns], stored with the axis of the
-    groups split in two; shift, factor0: int32 [scales along the rows, scales along the columns].
+    attributes: those of `embed`, and rounding. constants: weights holds the codes [rows, columns], whose axis of the
+    groups is stored as two axes. shift and factor0 are int32 [scales along the rows, scales along the columns].
     """
 
     name = "embed_rows"

@@ -168,7 +168,7 @@ def _of_floats(product: _Multiply) -> _Multiply:
 
 
 def _of_bytes(product: _Multiply) -> _Multiply:
-    """The same, but it stores a and b as int8 for the backward."""
+    """`_of_floats`, except that it stores a and b as int8 for the backward."""
 
     # `jax.checkpoint` inserts barriers, without which XLA would store the forward's float32 codes instead of int8
     @jax.checkpoint
@@ -257,7 +257,7 @@ def _in_float32(product: Product, precision: Any) -> _Multiply:
 
 
 def _in_bfloat16(product: Product, kind: Any, precision: Any) -> _Multiply:
-    """By products of bfloat16 with an accumulator of dtype `kind`; the result is float32."""
+    """The product in bfloat16 with an accumulator of dtype `kind`; the result is float32."""
     half = jnp.bfloat16
     return lambda a, b, *groups: product(a.astype(half), b.astype(half), kind, precision, *groups).astype(jnp.float32)
 

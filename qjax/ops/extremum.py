@@ -13,7 +13,7 @@ from qjax.ops.facts import End, filled_with_constants
 
 
 class Fields(TypedDict):
-    """function: which of the two elements."""
+    """function: which of the two elements is taken."""
 
     function: Literal["max", "min"]
 
@@ -22,7 +22,7 @@ class Fields(TypedDict):
 class Extremum(Elementwise):
     """`lax.max` and `lax.min` of two tensors; a constant beyond the grid is clipped to the grid's end, in training too.
 
-    attributes: function, max or min. constants: value, the codes of a constant operand, int32.
+    attributes: function is max or min. constants: value holds the int32 codes of a constant operand.
     """
 
     name = "extremum"

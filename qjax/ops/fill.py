@@ -12,7 +12,7 @@ from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
-    """shape: None for the batch. times: rows of that axis for each example."""
+    """shape: of the result, with None for the batch. times: how many rows of that axis each example has."""
 
     shape: list[Natural | None]
     times: Natural
@@ -20,10 +20,11 @@ class Fields(TypedDict):
 
 @register
 class Fill(Elementwise):
-    """The codes of a constant, repeated along the batch; the input only says how large the batch is.
+    """Repeats the codes of a constant along the batch; the input is read only for the size of its batch.
 
-    constants: value, the codes, size 1 along the batch. attributes: shape, None where the batch is; times, the rows of
-    that axis for each example (row of the input). The conversion makes these nodes, no equation is read as one.
+    constants: value holds the codes, with size 1 along the batch. attributes: shape is that of the result, with None
+    for the batch; times is the number of rows of that axis for each example (row of the input). The conversion inserts
+    these nodes, and no equation is read as one.
     """
 
     name = "fill"

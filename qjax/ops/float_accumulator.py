@@ -1,8 +1,8 @@
 """The accumulator of a product in the training forward, before its quantizer.
 
 A runtime adds the bias as an integer, in steps of the accumulator's scale, and the training forward must do the same.
-So the constant affine steps after a product of codes are collected here, and the offset is rounded once, when the value
-is read:
+The constant affine steps after a product of codes are therefore collected here, and the offset is rounded once, when
+the value is read:
 
     acc * scale, then * g, then + b    ->    acc, scale g, offset b    ->    (acc + round(b / (scale g))) * scale g
 """
@@ -32,7 +32,7 @@ _TINY = np.finfo(np.float32).tiny
 class Pending(Deferred):
     """The real tensor `acc * scale + offset`.
 
-    acc: float32. scale, offset: float32 of acc's rank, broadcastable to it. dtype: of the real tensor in the user's
+    acc: float32. scale, offset: float32 of acc's rank, broadcastable to it. dtype: that of the tensor in the user's
     model. rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
     products of activations add it in 64 bits, see `epilogue.fold_sum`). scaled: whether the scale contains a factor of
     the model, which may be 0. average: describes a sum of codes that is an average, or may still become one.
@@ -72,7 +72,7 @@ class Pending(Deferred):
         return dataclasses.replace(self, offset=self.offset + self._vector(offset), average=None)
 
     def transposed(self, permutation: Any) -> "Pending":
-        """The same with its axes in another order."""
+        """The same accumulator with its axes in another order."""
         acc, scale, offset = (jnp.transpose(a, permutation) for a in (self.acc, self.scale, self.offset))
         return dataclasses.replace(self, acc=acc, scale=scale, offset=offset, average=None)
 

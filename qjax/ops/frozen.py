@@ -56,7 +56,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A parameter as codes: everything about it except its numbers.
+    """Everything about a parameter that is stored as codes, except its numbers.
 
     shape, dtype: of the parameter, without the axes of scans. stack: lengths of the scans around it, from the outside.
     """
@@ -78,7 +78,7 @@ class Frozen:
 
     @property
     def _codes(self) -> tuple[int, int, Any]:
-        """Bits of a code in memory, the lowest code, and the dtype of codes."""
+        """The bits of a code in memory, the lowest code, and the dtype of codes."""
         setting = self.use.setting
         setting = (setting.weights or WEIGHTS) if isinstance(setting, Dynamic) else setting
         if isinstance(setting, QSpec):
@@ -149,7 +149,7 @@ class FrozenProduct:
         return [*found, self.product.sums(found[0])] if isinstance(self.product, DynamicProduct) else found
 
     def __call__(self, x: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        """arrays: those in memory, the codes of x if the product has any, and `parts`.
+        """arrays: those in memory, then the codes of x if the product has any, then `parts`.
 
         The gradient reads only those in memory, so nothing that is unpacked has to be stored for the backward.
         """

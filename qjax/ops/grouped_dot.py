@@ -118,7 +118,7 @@ def _kept(w: Quantized) -> tuple[int, ...]:
 
 
 class Fields(TypedDict):
-    """group_axis: of the weight, split into groups. summed: of the activations. The others are a dot's."""
+    """group_axis: the weight's axis that has the groups. summed: the activation's axis. The others are a dot's."""
 
     weight: Natural
     group_axis: Natural
@@ -132,11 +132,12 @@ class Fields(TypedDict):
 
 @register
 class GroupedDot(CountsProducts, Op):
-    """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` whose weight has groups becomes.
+    """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; a `dot` whose weight has groups becomes this.
 
-    attributes: group_axis, along which the weight is stored split in two axes, (group, within); summed, the axis of
-    the activation; batch, weight_batch: paired axes; weight, channels, rank and permutation as those of a dot.
-    constants: weights, codes; those of the 64-bit sum, with a factor for every group.
+    attributes: group_axis is the axis of the weight that is stored as two axes, (group, within). summed is the axis of
+    the activation that is summed. batch and weight_batch are paired axes. weight, channels, rank and permutation are
+    those of a dot. constants: weights holds the codes; the others are those of the 64-bit sum, with a factor for every
+    group.
     """
 
     name = "grouped_dot"

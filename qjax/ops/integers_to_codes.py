@@ -1,4 +1,4 @@
-"""From integers to codes: a mask as 0 and 1, a choice between two constants, an integer as a float.
+"""Turns integers into codes: a mask into 0 and 1, a choice between two constants, an integer used as a float.
 
 where(mask, a, b)    ->    where(mask, code(a), code(b))
 """
@@ -27,9 +27,9 @@ def _is_float(dtype: DTypeLike) -> bool:
 
 @register
 class Choose(ChoosesNoPlace, Elementwise):
-    """y = on where the mask holds, else off: `jnp.where(mask, a, b)` of two constants, `mask.astype(float)`.
+    """y = on where the mask holds, else off, as in `jnp.where(mask, a, b)` with two constants or `mask.astype(float)`.
 
-    input: the mask. constants: on, off, int32 codes, which include the affine steps after the choice.
+    The input is the mask. constants: on and off are int32 codes, which include the affine steps after the choice.
     """
 
     name = "choose"

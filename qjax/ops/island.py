@@ -24,7 +24,7 @@ NAME = "island"
 
 
 class Fields(TypedDict):
-    """The program and its inputs, see the class."""
+    """The program and its inputs, as `Island` documents them."""
 
     program: list[Any]
     results: list[Natural]
@@ -36,9 +36,9 @@ class Fields(TypedDict):
 class Island(Op):
     """codes -> floats -> program -> floats -> codes.
 
-    attributes: program, results (one number: the step's value that is the output), dtypes (of the program's inputs),
-    batch ([input, axis, multiple], or None where no size follows the batch).
-    constants: those of the program; x_scale0, ... of the inputs that are codes; y_scale where the output is.
+    attributes: program; results, the number of the value that is the output; dtypes, those of the program's inputs;
+    batch, [input, axis, multiple], or None if no size follows the batch. constants: those of the program; x_scale0, ...
+    for the inputs that are codes; y_scale if the output is quantized.
     """
 
     name = NAME

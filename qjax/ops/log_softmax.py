@@ -44,9 +44,9 @@ _CODE_BITS = 30
 class _LogSum(ChoosesNoPlace, Op):
     """Two integers per number, d of the codes and l of the logarithm, added in 64 bits and rounded once.
 
-    attributes: axes; places: by how many bits d is shifted to the left, so that it is below 2^30 and both have about
-    the same number. `sign * (d s_x + l 2^-25) / s_y`: |d s_x| is at most R = s_x (qmax - qmin), the width of the
-    input's range.
+    attributes: axes are those that are summed. places is the number of bits by which d is shifted to the left, so that
+    it stays below 2^30 and both integers have about the same number of bits. The result is `sign * (d s_x + l 2^-25) /
+    s_y`, where |d s_x| is at most R = s_x (qmax - qmin), the width of the input's range.
 
     The result is within `1/2 + 2^-14 + (2^-21 + n 2^-30 + R 2^-28) / s_y` steps of the real function of n codes, n
     below 2^29: the logarithm is off by 2^-22 + n 2^-30 (see `numerics.integer_logsumexp`), and rounding the factors of
@@ -124,8 +124,8 @@ class OwnPreparedFields(TypedDict):
 class LogSoftmax(_LogSum):
     """y = x - log(sum(exp(x))) over some axes.
 
-    attributes: those of `_LogSum`; for an operator of a file under a target that computes its softmax by gemmlowp's
-    functions, method in their place: see `numerics.gemmlowp_log_softmax`.
+    attributes: those of `_LogSum`. An operator of a file, under a target that computes its softmax by gemmlowp's
+    functions, has the attribute method instead: see `numerics.gemmlowp_log_softmax`.
     """
 
     name = "log_softmax"
@@ -177,7 +177,7 @@ class KeepFields(Fields):
 
 @register
 class LogSumExp(_LogSum):
-    """y = log(sum(exp(x))) over some axes; attributes: keep: whether the axes stay, of one element each."""
+    """y = log(sum(exp(x))) over some axes; the attribute keep tells whether they remain, with one element each."""
 
     name = "logsumexp"
     fields = KeepFields

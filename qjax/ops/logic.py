@@ -45,9 +45,9 @@ class Fields(TypedDict):
 class Logic(ChoosesNoPlace, Op):
     """Functions of int32 (modulo 2^32, as JAX computes them) and bool: elementwise, over axes, and between the two.
 
-    Divisions truncate towards zero, and only by a constant other than 0 and -1: what runtimes do there differs.
+    Divisions truncate towards zero. The divisor must be a constant other than 0 and -1, because runtimes differ there.
 
-    attributes: function, the name of the primitive; axes, of a reduction.
+    attributes: function is the name of the primitive, and axes are those of a reduction.
     """
 
     name = "logic"

@@ -62,9 +62,9 @@ class Fields(TypedDict):
 
 
 class _Step(Op):
-    """What both nodes share: inputs x (batch, in), h (batch, out), c (batch, out); gates from one kernel.
+    """What both nodes share: the inputs x (batch, in), h (batch, out) and c (batch, out), and gates from one kernel.
 
-    constants: kernel (in, gates * out), recurrent (out, gates * out) and bias of all gates, side by side. A quantized
+    constants: kernel (in, gates * out), recurrent (out, gates * out) and bias hold all gates side by side. A quantized
     graph also has kernel_scales and recurrent_scales (gates,), and logistic and tanh if a runtime has its own tables.
     """
 

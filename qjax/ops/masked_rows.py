@@ -14,14 +14,14 @@ FILL = -3e38
 
 
 class Masked(TypedDict):
-    """mask_axes: per mask and axis of the codes, the mask's axis or None. mask_inverted: whether True hides."""
+    """mask_axes: for each mask and axis of the codes, the mask's axis or None. mask_inverted: whether True hides."""
 
     mask_axes: NotRequired[list[list[Natural | None]]]
     mask_inverted: NotRequired[list[bool]]
 
 
 def attributes_of(eqn: Equation) -> dict[str, Any]:
-    """mask_axes: per mask and axis of the codes, the mask's axis or None; mask_inverted: whether True hides."""
+    """mask_axes: for each mask and axis of the codes, the mask's axis or None. mask_inverted: whether True hides."""
     if len(eqn.in_shapes) < 2:
         return {}
     return {

@@ -17,7 +17,7 @@ from qjax.ops.windows import Pool, of_pool, reduce_window, slid
 
 @register
 class MaxPool(GridOp):
-    """`lax.reduce_window` with maximum; padding is below every code."""
+    """`lax.reduce_window` with the maximum; padding counts as less than every code."""
 
     name = "max_pool"
     fields = Pool

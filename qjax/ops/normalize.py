@@ -57,13 +57,14 @@ class Fields(TypedDict):
 class Normalize(Op):
     """y = (x - mean) / sqrt(sum((x - mean)^2) / divisor + epsilon) * scale + bias, over some axes.
 
-    attributes: axes; center, without which the mean counts as 0; divisor, of the sum of squares: the number of
-    elements for a variance (0 means it), 1 for a norm; epsilon; joined: "add", or "max" where the root is at least
-    epsilon; groups: into how many the last axis is split, each with its own statistics (1: none); feature_axes, to
-    which scale and bias belong.
+    attributes: axes are those over which the statistics run. center tells whether the mean is subtracted; otherwise it
+    counts as 0. divisor divides the sum of squares: the number of elements for a variance, which 0 stands for, and 1
+    for a norm. joined is "add" if epsilon is added under the root, and "max" if the root is at least epsilon. groups is
+    the number of groups of the last axis, each with its own statistics (1: no groups). feature_axes are the axes of
+    scale and bias.
 
-    Within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y| is the number
-    of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
+    The result is within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y|
+    is the number of steps from beta, and a normalised number of 1 is G steps; see `numerics.normalize`.
     """
 
     name = "normalize"

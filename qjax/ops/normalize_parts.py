@@ -22,8 +22,8 @@ last operation writes them.
 Codes of 16 bits compute v a second time, in steps 2^6 times finer, and use its root where that does not saturate
 (SELECT_V2).
 
-For codes of 8 bits v has steps of s^2 / 2, whereas rounding x adds s^2 / 12 to a variance. So a row of few codes loses
-more precision by its own quantization.
+For codes of 8 bits v has steps of s^2 / 2, whereas rounding x adds s^2 / 12 to a variance. A row with few different
+codes therefore loses more precision by its own quantization.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ class Fields(TypedDict):
 
 @register
 class Pad(GridOp):
-    """`lax.pad` with 0.0 (the zero point among codes) or -inf (the lowest code)."""
+    """`lax.pad` with 0.0, which is the zero point among codes, or with -inf, which is the lowest code."""
 
     name = "pad"
     fields = Fields

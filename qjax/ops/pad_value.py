@@ -25,7 +25,8 @@ class Fields(TypedDict):
 class PadValue(GridOp):
     """`lax.pad` with a constant, which is clipped to the codes' range, in training too. See `pad` for zero and -inf.
 
-    constants: value, its code, int32. attributes: padding; number, in place of `value` for plain integers or booleans.
+    constants: value is its code, int32. attributes: padding, and number, which replaces `value` for plain integers or
+    booleans.
     """
 
     name = "pad_value"

@@ -24,7 +24,8 @@ class Fields(TypedDict):
 class PairTable(Elementwise):
     """y = table[x0, x1], element by element; shapes broadcast.
 
-    constants: `table`, the codes of all pairs in one row, those of the first value of x0 before those of its second.
+    constants: `table` holds the codes of all pairs in one row, with those of the first value of x0 before those of its
+    second.
     """
 
     name = "pair_table"

@@ -43,8 +43,8 @@ class Fields(Axes):
 class Prod(Op):
     """`lax.reduce_prod` of up to three elements; the accumulator is the exact product of the centred codes.
 
-    attributes: axes; factors, how many elements are multiplied. To multiply more elements, a model splits the product
-    into several, each with its own quantization parameters.
+    attributes: axes, and factors, the number of elements that are multiplied. To multiply more elements, a model splits
+    the product into several, each with its own quantization parameters.
     """
 
     name = "prod"

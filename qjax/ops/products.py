@@ -1,7 +1,7 @@
 """`lax.dot_general`, `lax.conv_general_dilated` and `lax.ragged_dot`, with the precision of every product stated.
 
 Without one, `jax_default_matmul_precision` applies. Some of its settings round the operands to bfloat16, which cannot
-represent codes of 12 bits or large integers. So all of qjax calls these functions, and a test checks it.
+represent codes of 12 bits or large integers. All of qjax therefore calls these functions, and a test checks it.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ _RUNTIMES = ("int8", "uint8", "int16")
 
 
 class PreparedFields(TypedDict):
-    """method: "fixed", "float32" or "exact", see `numerics.interpolation`; the other fields belong to these."""
+    """method: "fixed", "float32" or "exact", see `numerics.interpolation`. The other fields belong to these methods."""
 
     method: str
     bits: NotRequired[int]
@@ -55,10 +55,10 @@ class Fields(TypedDict):
 
 @register
 class ResizeBilinear(Op):
-    """An image in another size: four codes with weights are added and rounded once.
+    """An image in another size: four weighted codes are added, and the sum is rounded once.
 
-    constants: row_places and column_places, int32 (2, n); row_weights and column_weights, int32 (2, n), for the method
-    `float32` the bits of float32.
+    constants: row_places, column_places, row_weights and column_weights are int32 (2, n). For the method `float32`, the
+    weights are the bits of float32 numbers.
     """
 
     name = "resize_bilinear"

@@ -24,7 +24,7 @@ class SliceFields(TypedDict):
 
 @register
 class Slice(GridOp):
-    """`lax.slice`, and `lax.dynamic_slice` from constants on; None as a limit is the end of the axis."""
+    """`lax.slice`, and `lax.dynamic_slice` with constant starts; a limit of None is the end of the axis."""
 
     name = "slice"
     fields = SliceFields
@@ -102,7 +102,7 @@ class SplitFields(Axis):
 
 @register
 class Split(GridOp):
-    """`lax.split`: one node per part, `index` says which (a split into one part has none)."""
+    """`lax.split`: each part has its own node, whose `index` tells which it is (a split into one part has none)."""
 
     name = "split"
     fields = SplitFields

@@ -69,14 +69,16 @@ class Fields(Axes, Masked):
 class Softmax(ChoosesNoPlace, Op):
     """y = exp(x) / sum(exp(x)) over some axes; inputs: codes, then masks (True: included, unless inverted).
 
-    attributes: axes; method; with masks mask_axes, per mask and axis of the codes the mask's axis or None,
-    mask_inverted, and empty: the result of a row with all elements hidden ("uniform": the same share for each, as in
-    JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
+    attributes: axes are those over which the exponentials are summed, and method names the arithmetic. With masks,
+    mask_axes lists for each mask and each axis of the codes the mask's axis or None, and mask_inverted tells whether
+    True hides an element. empty is the result of a row whose elements are all hidden: "uniform" is the same share for
+    each, as in JAX if masked numbers are replaced by a large negative number, and "zero" is that of
+    `jax.nn.softmax(where=)`.
 
     A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask. TFLite's
-    have the fixed scale 1/256, and "uint16" is for int8 codes only. "gemmlowp_int16" is "gemmlowp" of int8 codes with
-    a result of int16. Everything else is "exact", see `numerics.integer_softmax`: within
-    `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
+    methods have the fixed scale 1/256, and "uint16" is for int8 codes only. "gemmlowp_int16" is "gemmlowp" of int8
+    codes with a result of int16. Everything else is "exact", whose result is within `1/2 + (n + 3) / (2^31 s_y) +
+    2^-15` steps of the exact softmax of n codes; see `numerics.integer_softmax`.
     """
 
     name = "softmax"

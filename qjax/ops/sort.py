@@ -45,7 +45,7 @@ class Sort(GridOp):
 class Argsort(ChoosesNoPlace, Op):
     """`jnp.argsort`: the indices that sort the elements, which are codes or integers, in ascending order.
 
-    Equal elements keep their order. attributes: axis.
+    Equal elements keep their order. The only attribute is axis.
     """
 
     name = "argsort"
@@ -87,7 +87,7 @@ class Argsort(ChoosesNoPlace, Op):
 def _sorted(x: jax.Array, axis: int, *, places: bool = False) -> jax.Array:
     """int32 numbers in ascending order along an axis, or the places where they were.
 
-    By rank: an element's place is the number of elements that come before it. Equal ones keep their order.
+    An element's place is its rank, the number of elements that come before it. Equal elements keep their order.
     """
     x = jnp.moveaxis(x, axis, -1)
     square = (*x.shape, x.shape[-1])

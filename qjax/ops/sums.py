@@ -125,7 +125,7 @@ def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 @register
 class WindowSum(AverageFacts, Op):
-    """`lax.reduce_window` with addition: average pooling before its division. Padding adds real zeros."""
+    """`lax.reduce_window` with addition, which is average pooling before its division. Padding adds real zeros."""
 
     name = "window_sum"
     fields = Pool

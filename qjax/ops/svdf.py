@@ -53,7 +53,7 @@ class PreparedFields(TypedDict):
 
 
 class _Filter(Op):
-    """What both share. constants: kernel, its codes; scale, float32, of a quantized graph; bias, int32, of sums."""
+    """What both share. constants: kernel holds codes; a quantized graph adds scale (float32), sums add bias (int32)."""
 
     fields = NoFields
     prepared = PreparedFields

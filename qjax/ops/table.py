@@ -53,7 +53,7 @@ class Fields(TypedDict):
 
 @register
 class Table(Elementwise):
-    """y = f(x), element by element; constants: `table`, attributes: `expression` and the input's `range` of codes."""
+    """y = f(x), element by element, from the constant `table`; attributes: `expression` and the input's `range`."""
 
     name = "table"
     fields = Fields

@@ -76,7 +76,8 @@ class TakeFields(Lookup):
 class Take(_Gather):
     """`lax.gather` of whole slices along one axis; inputs: the tensor, int32 indices with a last axis of size 1.
 
-    attributes: axis; places, the axes of the result that come from the indices; wraps and fills, see `ops.indices`.
+    attributes: axis is the axis of the tensor. places are the axes of the result that come from the indices. For wraps
+    and fills, see `ops.indices`.
     """
 
     name = "take"
@@ -119,10 +120,11 @@ class AlongFields(Lookup):
 
 @register
 class TakeAlong(_Gather):
-    """`jnp.take_along_axis`: every example has its own indices, and a result is the x whose position equals the index.
+    """`jnp.take_along_axis`: each example has its own indices, and a result is the x at the position of its index.
 
-    inputs: the tensor, int32 indices of the rank of the tensor. attributes: axis; batching, the other axes along which
-    the indices run (paired with the tensor's own); kept, those along which whole slices are taken.
+    inputs: the tensor, and int32 indices of its rank. attributes: axis is the axis that the indices select from.
+    batching are the other axes along which the indices run, paired with the tensor's own. kept are those along which
+    whole slices are taken.
     """
 
     name = "take_along"

@@ -182,7 +182,7 @@ def constrain_accumulators(
 
     Then `qjax.accumulators(qjax.convert(qmodel, sample)).bits <= bits`. The bound covers the sum of products, which is
     what narrow registers hold; the bias is added afterwards in int32. Products of two activations have no weight and no
-    bound. Works for all methods of learning scales but "dynamic".
+    bound. The constraint works with every method of learning scales except "dynamic".
 
     Args:
       qmodel: the quantized model.

@@ -87,7 +87,7 @@ def reestimate_batch_norm(
 
 
 def _norms(qmodel: QuantizedModel) -> dict[str, nnx.BatchNorm]:
-    """Path -> layer."""
+    """The batch norms of a model, by path."""
     found = nnx.iter_modules(qmodel.model)
     return {"/".join(map(str, path)): module for path, module in found if isinstance(module, nnx.BatchNorm)}
 

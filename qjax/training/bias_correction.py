@@ -44,11 +44,11 @@ def correct_bias(
 ) -> Correction:
     """Restore the mean that every output channel of dense layers and convolutions has in the float model.
 
-    Adds `E[y] - E[y_q]` to each channel of a layer's output y, both measured on these batches: y in the float model,
-    including the bias, y_q in the quantized model whose earlier layers are corrected already (empirical bias
-    correction: Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It is added to the layer's bias. Where
-    batch norm follows instead, it is subtracted from its running mean, which has the same effect. The model runs in
-    evaluation mode, once over all batches; the activations between two layers stay in memory for all of them.
+    The correction `E[y] - E[y_q]` of each channel of a layer's output is measured on these batches: y in the float
+    model, including the bias, and y_q in the quantized model whose earlier layers are corrected already (empirical bias
+    correction: Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It is added to the layer's bias. If
+    batch norm follows instead, the correction is subtracted from its running mean, which has the same effect. The model
+    runs in evaluation mode, once over all batches; the activations between two layers stay in memory for all of them.
 
     Args:
       qmodel: the quantized model; biases or running means are changed.

@@ -113,7 +113,7 @@ class Distillation:
     def loss(self, qmodel: QuantizedModel, *args: Any, **kwargs: Any) -> jax.Array:
         """The distance of the quantized model's call from the teacher's: a float32 number of 0 or more.
 
-        Works in `jit` and `grad`. In training mode the model's own state is updated, as in any call.
+        The loss works in `jit` and `grad`. In training mode the model's own state is updated, as in any call.
         """
         wanted, tensors = self.teach(*args, **kwargs)
         call = qmodel.trace(*args, **kwargs)
@@ -187,8 +187,8 @@ def distill(
     """Train a quantized model to reproduce the outputs of the float model; no labels are needed.
 
     Weights, biases and learned scales are trained; batch norm always uses its running statistics. A quarter of the
-    batches is held out. If the loss on them does not fall, the model gets its earlier numbers back. It is in evaluation
-    mode afterwards.
+    batches is held out. If the loss on them does not fall, the model gets its earlier numbers back. Afterwards the
+    model is in evaluation mode.
 
     Args:
       qmodel: the calibrated model; it is changed in place.

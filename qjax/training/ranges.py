@@ -2,7 +2,7 @@
 
 An observer sees one tensor. Its exact range never clips, and its least squared error weighs all numbers equally. What
 the model makes of a tensor is another matter: an outlier that a softmax or a ReLU ignores may be clipped, but one that
-carries the output may not. So each quantizer of activations is switched on alone, with several scales around its
+carries the output may not. Each quantizer of activations is therefore switched on alone, with several scales around its
 present one, and the scale with the least noise at the model's output wins. LAPQ (Nahshan et al. 2019, arXiv 1911.07190)
 and PTQ4ViT (Yuan et al. 2022, arXiv 2111.12293) choose scales by the loss and by the output in the same spirit.
 

@@ -1,8 +1,8 @@
 """Relates the labels of an equation's tensors, with one function for each operation (see `symmetries`).
 
 Given labels of some tensors, a relation labels the others, or gives all of them the factor 1. A relation may be
-stricter than needed, because then fewer factors are free. So where an operation mixes elements along an axis, or the
-data select them, the labels do not change along it.
+stricter than needed, which only leaves fewer factors free. Where an operation mixes elements along an axis, or the
+data select them, the labels therefore do not change along it.
 """
 
 # The state of the search is passed in, because its class imports this table.

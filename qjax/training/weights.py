@@ -121,7 +121,7 @@ def quantized_weights(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str,
 def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Array]:
     """Name -> the weight's present codes, int32 in the weight's shape, without the zero point: `weight = code * scale`.
 
-    Works under `jit`. NaN becomes 0.
+    This works under `jit`. NaN becomes 0.
 
     Args:
       qmodel: the quantized model.

@@ -49,7 +49,7 @@ def operators_of(model: onnx.ModelProto, places: Places | None = None) -> list[O
 
 
 def operators_of_bytes(data: bytes) -> list[Operator]:
-    """The same from a file's bytes.
+    """The operators in execution order, from a file's bytes.
 
     Raises:
       ReadError: the file is no ONNX model.

@@ -46,7 +46,7 @@ def emit(
         of a Cortex-M (Helium, DSP extension), chosen in the same way. Weights then take no more than without vectors.
       threads: whether large loops are marked for OpenMP. The codes are the same with any number of threads. A compiler
         without `-fopenmp` ignores the marks; with it, `OMP_NUM_THREADS` sets the number of threads, or
-        `-DQJAX_THREAD_COUNT=4` fixes it. Not with "cortex_m".
+        `-DQJAX_THREAD_COUNT=4` fixes it. "cortex_m" does not support threads.
 
     Raises:
       ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, another `simd`, `threads` for a

@@ -5,9 +5,9 @@
     c = h(b)    c: bytes 0 to 79, because a is not read any more
 
 Step t runs node t. A block is alive from the step that writes it to the last step that reads it. Scratch memory is
-alive for one step. Two blocks that are alive in the same step never overlap. Nor do blocks of different types wider
-than a character, because of C's aliasing rules. The lower bound of the size is the largest sum of live blocks over all
-steps. The plan tries several orders and chooses the best, which reaches the bound for the usual models.
+alive for one step. Two blocks that are alive in the same step never overlap, and because of C's aliasing rules neither
+do blocks of different types wider than a character. The lower bound of the size is the largest sum of live blocks over
+all steps. The plan tries several orders and chooses the best, which reaches the bound for the usual models.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def _tried(blocks: Sequence[Block], bound: int) -> Iterator[dict[str, int]]:
 
 
 def _from_both_ends(order: Sequence[Block], bound: int, first: int) -> dict[str, int]:
-    """Alternately from the bottom and the top of an arena of the least size, so that a chain of layers always fits."""
+    """Place blocks alternately at the bottom and the top of an arena of the least size, so that a chain always fits."""
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for turn, block in enumerate(order):
@@ -120,7 +120,7 @@ def _orders(blocks: Sequence[Block]) -> "itertools.chain[Sequence[Block]]":
 
 
 def _place_blocks(order: Sequence[Block]) -> dict[str, int]:
-    """Each block in the smallest gap between blocks that were placed before, or after all of them."""
+    """Place each block in the smallest gap between blocks that were placed before, or after all of them."""
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for block in order:

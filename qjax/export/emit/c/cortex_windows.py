@@ -1,6 +1,6 @@
 """Products of channels-last codes of 8 bits with weights for a Cortex-M, by the functions of `cortex_m.h`.
 
-A patch contains the codes under the windows of two positions, and the weights of a feature are consecutive. So one
+A patch contains the codes under the windows of two positions, and the weights of a feature are consecutive, so that one
 function serves all dense layers and convolutions. A depthwise convolution needs no patch, because its channels are
 multiplied by their own weights in place. The constants take as much memory as those of plain loops.
 """

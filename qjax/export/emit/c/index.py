@@ -2,7 +2,7 @@
 
     x of shape (4, 6) reshaped to (24,), read at i = 6 a + b with b < 6    ->    x[a][b], since i / 6 = a and i % 6 = b
 
-Shapes, strides and the batch size are known at emission. So a reshape, a transposition or a slice needs no C code, but
+Shapes, strides and the batch size are known at emission, so a reshape, a transposition or a slice needs no C code and
 only changes the index with which an array is read.
 """
 

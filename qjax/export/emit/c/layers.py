@@ -1,8 +1,8 @@
 """Writes one node of a graph as one C function.
 
 Products with weights are written from the node's attributes: stored codes times weights, with the zero point in the
-bias. After the sum comes the traced code of `ops.epilogue`. For every other node the whole kernel is traced. So this
-file contains no formula, and a new operation needs no line here.
+bias. After the sum comes the traced code of `ops.epilogue`. For every other node the whole kernel is traced, which is
+why this file contains no formula and a new operation needs no line here.
 """
 
 import dataclasses

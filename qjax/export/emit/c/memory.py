@@ -25,7 +25,7 @@ class Access:
     turn: int = 0
 
     def moved(self, offset: int) -> "Access":
-        """The same, with a larger offset."""
+        """The same tensor with a larger offset."""
         return dataclasses.replace(self, offset=self.offset + offset)
 
 
@@ -69,7 +69,7 @@ class Memory:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.elements * np.dtype(self.dtype).itemsize
 
 

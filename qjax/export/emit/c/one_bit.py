@@ -53,7 +53,7 @@ class Planes:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """From each value to the next."""
+        """The differences between neighbouring values."""
         return tuple(b - a for a, b in zip((self.lowest, *self.least), self.least, strict=False))
 
 

@@ -1,7 +1,7 @@
 """Marks loops whose iterations several threads may share, by OpenMP pragmas.
 
-An iteration of such a loop writes elements that no other iteration writes, and declares its local arrays inside. So the
-codes do not depend on the number of threads. A loop is marked if it takes longer than starting a thread.
+The codes do not depend on the number of threads, because an iteration of such a loop declares its local arrays inside
+and writes elements that no other iteration writes. A loop is marked if it takes longer than starting a thread.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Products of channels-last codes of 8 bits with weights, sixteen features at a time; see `vectors.h`.
 
-Every position of the result has the same features. So a few positions, a tile, share every vector of weights that is
-read, and a few blocks of features share the codes. A tap is one position of the window, and its codes are consecutive.
-If their number is no multiple of four, the codes of all taps are copied to a local array first.
+Every position of the result has the same features, so that a few positions (a tile) share every vector of weights that
+is read, and a few blocks of features share the codes. A tap is one position of the window, and its codes are
+consecutive. If their number is no multiple of four, the codes of all taps are copied to a local array first.
 """
 
 import math

@@ -3,8 +3,8 @@
     a row of 4-bit codes a b c d    ->    the bytes a | c << 4 and b | d << 4 (folded), or a | b << 4 and c | d << 4
 
 The bytes are those of `export.packing`, with neighbours in one byte. A loop reads a code with the helper `int4_at`.
-Rows that a loop reads from start to end are folded first: byte k holds the codes k and k + half of the row. So the loop
-reads every array in order, which compilers vectorize.
+Rows that a loop reads from start to end are folded first: byte k holds the codes k and k + half of the row. The loop
+then reads every array in order, which compilers vectorize.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Products of channels-last codes with weights as loops that compilers vectorize: dense layers and convolutions.
 
-A window position outside the image reads a constant row of zero points. So the inner loop needs no condition, and the
-bias, which includes the zero point, remains correct.
+A window position outside the image reads a constant row of zero points, so that the inner loop needs no condition and
+the bias, which includes the zero point, remains correct.
 
 If an output sums many products, its window is first copied to a local array of 16-bit codes, which all features share.
 Each feature is then one long dot product. With vector instructions this takes one instruction per eight products or

@@ -46,8 +46,8 @@ def emit(
       portable: for style "qdq": write the file for other runtimes than ONNX Runtime, with every operator between
         DequantizeLinear and QuantizeLinear (see `portable`). "floats": with biases of float32. "codes": with biases of
         int32.
-      vnni: whether the file only has to run on x86 CPUs with VNNI. There weights of int8 beside activations of uint8
-        are faster, and exact; on other x86 CPUs the same file may return other codes.
+      vnni: whether the file only has to run on x86 CPUs with VNNI. On these, int8 weights beside uint8 activations are
+        faster, and exact; on other x86 CPUs the same file may return other codes.
 
     Raises:
       ValueError: an unknown style, or a graph that the style cannot represent; the message names the node and the cure.

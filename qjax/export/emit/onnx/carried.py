@@ -1,8 +1,8 @@
 """Elementwise arithmetic of integers in the narrowest type that represents them.
 
 A kernel computes in int64 if its widest number needs it. ONNX Runtime is two to four times as fast in int32, and its
-maximum of int64 is wrong. So each traced integer has a range, and a carrier, which is the type of the tensor that
-stores it:
+maximum of int64 is wrong. Each traced integer therefore has a range, and a carrier, which is the type of the tensor
+that stores it:
 
 - int32 if the operands and the result fit;
 - float64, for long sums and after a rounding, while every number is below 2^53, in files for ONNX Runtime alone;

@@ -1,13 +1,13 @@
 """Style "integer": a graph as standard ONNX operators on integers, for any target, bit for bit.
 
 The model has no float tensor: its inputs and outputs are codes. Each node of the graph is one node of the model. It
-calls a function of the domain "qjax", whose body consists of standard operators (see `nodes`). So a viewer shows the
-graph, and a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges and
-axes are in the metadata of each tensor, as JSON under the key "qjax".
+calls a function of the domain "qjax", whose body consists of standard operators (see `nodes`), so that a viewer shows
+the graph and a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges
+and axes are in the metadata of each tensor, as JSON under the key "qjax".
 
 Convolutions are channels-first in ONNX. A tensor is stored in the axis order in which its producer computes it, and its
-metadata contain the order. So channels-last networks have one transpose at the input, and one where they need their
-order.
+metadata contain the order. Channels-last networks therefore have one transpose at the input, and one where they need
+their order.
 """
 
 import dataclasses

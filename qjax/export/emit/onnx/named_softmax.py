@@ -1,7 +1,7 @@
 """ONNX Runtime's softmax of codes inside of a traced kernel, in float32 as in the runtime.
 
-Its sum goes from left to right. So it is the last element of CumSum, which adds in that order in ONNX Runtime and in
-the reference evaluator; ReduceSum has an order of its own.
+Its sum goes from left to right and is therefore the last element of CumSum, which adds in that order in ONNX Runtime
+and in the reference evaluator; ReduceSum has an order of its own.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Style "qonnx": float operators with Quant nodes, for FINN, hls4ml and other tools that read QONNX.
 
 Every tensor is a real number, code * scale. If the scales are powers of two, and no sum exceeds 2^24 steps, float32
-represents every real number and every sum exactly, in any order. So only the Quant nodes round: half to even, within
+represents every real number and every sum exactly, in any order. Then only the Quant nodes round: half to even, within
 the range of their bits. That is the target `fpga`. Graphs with other scales are rejected, because their codes would
 depend on how a tool adds.
 

@@ -49,8 +49,9 @@ def _clamp(t: Carried, params: Any, x: Sequence[View]) -> View | None:
 def _sum(t: Carried, params: Any, x: Sequence[View]) -> View | None:
     """A sum, in int32 if every sum fits; in float64, where ONNX Runtime adds fastest, for many terms or float64 terms.
 
-    ONNX Runtime 1.31 adds integers as float64, and results beyond the type saturate. So a sum of int64 that may exceed
-    2^53 is written as one of its high words and one of its low words, and a sum of int32 that may wrap as one of int64.
+    ONNX Runtime 1.31 adds integers as float64, and results beyond the type saturate. An int64 sum that may exceed 2^53
+    is therefore written as one of its high words and one of its low words, and an int32 sum that may wrap as one of
+    int64.
     """
     (view,), axes = x, tuple(params["axes"])
     sizes = [view.shape[axis] for axis in axes]

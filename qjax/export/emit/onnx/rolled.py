@@ -4,8 +4,8 @@ A body's inputs are the states and what each iteration reads of a stack. Its out
 nodes read of each iteration. Loops are those that `run.find_loops` finds, if a state goes from one iteration to the
 next and all iterations have equal constants and scales.
 
-The file no longer has a node for every node of the graph. So the nodes and tensors are in its metadata, compressed, and
-the reader compares the file that results from them with the given file.
+Because the file no longer has a node for every node of the graph, its metadata contain the nodes and tensors,
+compressed, and the reader compares the file that results from them with the given file.
 """
 
 import dataclasses

@@ -6,9 +6,9 @@ It is R((factor * acc + offset) / 2^shift) + zero_point, clamped to the codes. T
   most 31 bits. The product and the sum round to 53 bits.
 - in int64, floor((factor * acc + offset') / 2^shift), with half of 2^shift in the offset. It rounds every tie up.
 
-All are monotone functions of acc with few values. So two of them are equal on all accumulators if they are equal on
-both sides of every point where the first goes from one code to the next, and at both ends. These points are computed,
-and both forms are evaluated there.
+All are monotone functions of acc with few values. Two of them are therefore equal on all accumulators if they are equal
+on both sides of every point where the first goes from one code to the next, and at both ends. These points are
+computed, and both forms are evaluated there.
 """
 
 import dataclasses

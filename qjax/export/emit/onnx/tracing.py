@@ -1,9 +1,9 @@
 """Traces kernels, and checks that they treat each example in the same way for every batch size.
 
-JAX traces a kernel with fixed shapes. So the batch size is a prime number that divides no other size, and every
-multiple of it is a size that depends on the batch. Two checks prove this. A trace with another prime must differ only
-in these sizes, and traces with batches of 1 and 2 must have the same arithmetic. Kernels that depend on an element's
-position in the tensor, or that treat a single row differently, fail.
+JAX traces a kernel with fixed shapes. The traced batch size is therefore a prime number that divides no other size, so
+that every multiple of it is a size that depends on the batch. Two checks prove this. A trace with another prime must
+differ only in these sizes, and traces with batches of 1 and 2 must have the same arithmetic. Kernels that depend on an
+element's position in the tensor, or that treat a single row differently, fail.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Values of the traced program as ONNX tensors that are read through a permutation and a broadcast.
 
 A jaxpr has every transpose and broadcast as an equation. ONNX broadcasts on its own, and two transposes in a row often
-cancel. So a traced value is a `View`: a stored tensor with a map from its axes to the axes of the value.
+cancel. A traced value is therefore a `View`: a stored tensor with a map from its axes to the axes of the value.
 
 - A transpose changes the map and writes no node.
 - An elementwise operation uses the order of its largest stored operand.

@@ -1,8 +1,8 @@
 """Weights and biases in the form that ONNX Runtime's kernels need.
 
-Activations are unsigned. So are weights, except if no pair of products can exceed int16, if the user asserts that the
-CPU has VNNI, and under the target that models saturating pairs. On x86 without VNNI, products of uint8 and int8
-saturate in pairs; with VNNI they are the fastest.
+Activations are unsigned. Weights are unsigned too, except if no pair of products can exceed int16, if the user asserts
+that the CPU has VNNI, and under the target that models saturating pairs. On x86 without VNNI, products of uint8 and
+int8 saturate in pairs; with VNNI they are the fastest.
 """
 
 from collections.abc import Sequence

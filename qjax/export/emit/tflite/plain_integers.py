@@ -1,7 +1,7 @@
 """Plain integers and booleans, which are not codes: masks, positions, comparisons.
 
 CAST, ADD, SUB, MUL, MAXIMUM, MINIMUM, comparisons of int32 and LOGICAL_* are exact in every runtime. Comparisons of
-codes are not, because kernels such as GREATER requantize both sides first. So codes are compared as int32.
+codes are not, because kernels such as GREATER requantize both sides first; codes are therefore compared as int32.
 """
 
 import math
