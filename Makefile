@@ -41,10 +41,11 @@ test-compat: venv-compat ## a fast subset without slow tests, under the oldest P
 
 test-py311: test-compat
 
-test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, Vela, OpenVINO, QONNX, hls4ml, NEON, LiteRT for AArch64 and cross compilers, which the lock does not hold
+test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, Vela, OpenVINO, QONNX, hls4ml, NEON, LiteRT for AArch64, ggml and cross compilers, which the lock does not hold
 	tools/aarch64.sh
 	tools/aarch64-litert.sh .venv-aarch64
 	tools/cross.sh
+	tools/ggml.sh .venv-oracles/bin/python
 	QJAX_AARCH64_PYTHON=.venv-aarch64/python .venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
 # glibc returns large arrays to the kernel, which hands them out page by page in every step; with huge pages that costs less.
@@ -122,7 +123,7 @@ lock: ## write requirements/*.lock anew (ARGS=--upgrade moves every pin)
 	tools/lock.sh $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-docs .venv-compat .venv-bench .venv-oracles .venv-aarch64 .weights .rivals .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-docs .venv-compat .venv-bench .venv-oracles .venv-aarch64 .weights .rivals .ggml .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

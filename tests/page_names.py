@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from experiments.models import CNN, ResNet
 from qjax import targets
 from qjax.export import register_backend
 from tests import test_cached_decoding as decoding
+from tests.contrib import gguf_models
+from tests.contrib.gguf_models import write_file
 
 
 class Block(nnx.Module):
@@ -146,11 +149,18 @@ def decoder() -> dict[str, Any]:
     return {**names, **step, **whole, **loop, **drawn}
 
 
+def gguf_file() -> dict[str, Any]:
+    """A file of a small model, in the folder of the page."""
+    write_file(Path("model.gguf"))
+    return {"qjax": qjax, "model": gguf_models.Net(), "tokens": gguf_models.TOKENS}
+
+
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/accuracy.md": dense,
     "docs/backends.md": backend,
     "docs/compare.md": residual,
     "docs/dynamic.md": dense,
+    "docs/gguf.md": gguf_file,
     "docs/integers.md": lambda: {"qjax": qjax},
     "docs/language-models.md": decoder,
     "docs/own-training.md": dense,

