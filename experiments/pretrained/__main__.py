@@ -47,7 +47,7 @@ class Row:
 
 
 def recipes(file: Any, model: nnx.Module) -> dict[str, qjax.Recipe]:
-    """Setting -> recipe. In all but the last, only products have codes."""
+    """Setting -> recipe. In all but the last two, only products have codes."""
     of_file = lambda activations: qjax.gguf.overrides(file, llama.names, model, activations=activations)  # noqa: E731
     everywhere = lambda **kwargs: {".*": qjax.Dynamic(**kwargs)}  # noqa: E731
     settings = {
@@ -59,7 +59,11 @@ def recipes(file: Any, model: nnx.Module) -> dict[str, qjax.Recipe]:
         "W4A8, weights in groups of 32, in rows": everywhere(weights=FOUR, activations=ROWS, per="row"),
     }
     made = {name: qjax.Recipe(overrides=overrides) for name, overrides in settings.items()}
-    return {**made, "W8A8, integers only": qjax.Recipe()}
+    wide = qjax.Override(activations=qjax.QSpec(bits=16))
+    sums = ("blocks/[0-9]+/(add|add#2|down|multiply)", "blocks/[0-9]+/attention/out", "embed")
+    made["W8A8 in integers"] = qjax.Recipe()
+    made["W8A8 in integers, sums of 16 bits"] = qjax.Recipe(overrides=dict.fromkeys(sums, wide))
+    return made
 
 
 def perplexity(logits: jax.Array, tokens: np.ndarray) -> float:
@@ -89,7 +93,7 @@ def measured(row: Row, model: Any, tokens: np.ndarray, best: np.ndarray) -> np.n
 def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, tokens: np.ndarray, best: np.ndarray) -> Any:
     """Fill the columns of a setting, and return its model."""
     qmodel = qjax.quantize(model, recipe, tokens[:1])
-    if recipe.overrides:
+    if "in integers" not in row.setting:
         if row.setting.startswith("the file's"):
             qjax.gguf.freeze(qmodel, tokens[:1], file, llama.names, train=())
         else:
@@ -164,7 +168,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # float steps between products; the table tells what is lost
                     qmodel = quantized(row, recipe, model, file, tokens, best)
-                    if args.compare and not recipe.overrides:
+                    if args.compare and "in integers" in setting:
                         compared(row, qmodel, tokens[:1])
             except Exception as error:  # the table says which setting fails, and why
                 row.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -79,7 +79,7 @@ def test_products_are_those_of_the_formula(setting: Dynamic, tmp_path: Any) -> N
 @pytest.mark.parametrize("name", ["q4_0", "q4_1"])
 def test_gradients_are_those_of_the_dequantized_product(name: str) -> None:
     setting = Dynamic(per="block", block=32, weights=WeightFormat(name))
-    qmodel = qjax.quantize(Linear(), Recipe(overrides={"fc": setting}), X)
+    qmodel: Any = qjax.quantize(Linear(), Recipe(overrides={"fc": setting}), X)
     kernel = qmodel.model.fc.kernel[...]
     dequantized = decode(encode(kernel.T, WeightFormat(name)), WeightFormat(name)).T
     along = jnp.sin(jnp.arange(9.0))
@@ -100,7 +100,7 @@ def test_frozen_blocks_have_the_same_bits_and_train_beside_adapters() -> None:
             return self.fc(x)
 
     setting = Dynamic(per="block", block=32, weights=WeightFormat("q4_1"))
-    qmodel = qjax.quantize(Adapted(), Recipe(overrides={".*": qjax.FLOAT, "fc/base_module": setting}), X)
+    qmodel: Any = qjax.quantize(Adapted(), Recipe(overrides={".*": qjax.FLOAT, "fc/base_module": setting}), X)
     before = nnx.jit(lambda m, x: m(x))(qmodel, X)
     base = qjax.training.freeze_base(qmodel, X)
     assert base.names == ("fc/base_module/kernel",)

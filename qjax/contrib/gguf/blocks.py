@@ -50,7 +50,7 @@ def pack(parts: Parts, format: str) -> np.ndarray:
     unsigned = codes.reshape(-1, BLOCK).astype(np.int16) - known.lowest
     if unsigned.min(initial=0) < 0 or unsigned.max(initial=0) >= 2**known.bits:
         raise ValueError(f"{format}: expected codes of {known.bits} bits, got {codes.min()} to {codes.max()}.")
-    columns = [half.reshape(-1, 1).view(np.uint8) for half in halves]
+    columns: list[np.ndarray] = [half.reshape(-1, 1).view(np.uint8) for half in halves]
     if known.bits == 8:
         columns.append(codes.reshape(-1, BLOCK).astype(np.int8).view(np.uint8))
     else:

@@ -157,7 +157,8 @@ def overrides(
       ```
     """
     wrong: list[str] = []
-    found: dict[str, Any] = {".*": FLOAT}
+    head: Any = FLOAT
+    found: dict[str, Any] = {}
     for path, _ in _parameters(model):
         key = "/".join(map(str, path))
         source = _source(names, key, file.tensors, wrong)
@@ -176,9 +177,14 @@ def overrides(
         format = WeightFormat(formats.pop())
         block = BLOCK if activations == "block" else None
         setting = format if activations == "float" else Dynamic(weights=format, per=activations, block=block)
-        found[".*" if is_embedding else "/".join(map(str, path[:-1]))] = setting
+        if is_embedding:
+            head = setting
+        else:
+            found["/".join(map(str, path[:-1]))] = setting
     refuse(wrong)
-    return found
+    # the root's own products alone get the format of the head
+    parts = {str(path[0]): FLOAT for path, node in nnx.iter_graph(model) if path and isinstance(node, nnx.Module)}
+    return {".*": head, **parts, **found}
 
 
 def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *, train: Any = nnx.LoRAParam) -> Loaded:
@@ -219,7 +225,7 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
                 "qjax.gguf.overrides."
             )
             continue
-        sums = [None] if _dynamic(frozen) else []  # not stored, because they are computed from the codes
+        sums = [jnp.zeros(())] if _dynamic(frozen) else []  # not stored, because they are computed from the codes
         rows = [frozen.packed([*_in_layout(frozen, tensor.parts()), *sums]) for tensor in stored]
         packed = rows[0] if not frozen.stack else [jnp.stack(arrays) for arrays in zip(*rows, strict=True)]
         if not np.array_equal(np.asarray(frozen(*packed)[0]), floats[key]):
