@@ -33,17 +33,20 @@ def names(path: str) -> str:
     return f"blk.{layer}.{PARTS[part]}.weight"
 
 
-def rotate(x: jax.Array, base: float) -> jax.Array:
+def rotate(x: jax.Array, base: float, start: int = 0) -> jax.Array:
     """Turn neighbouring pairs of a head by their position (RoPE, arXiv 2104.09864). x: (batch, time, heads, width)."""
     width = x.shape[-1]
-    angle = jnp.arange(x.shape[1])[:, None] / base ** (jnp.arange(0, width, 2) / width)
+    angle = (start + jnp.arange(x.shape[1]))[:, None] / base ** (jnp.arange(0, width, 2) / width)
     cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
     even, odd = x[..., ::2], x[..., 1::2]
     return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
 
 
 class Attention(nnx.Module):
-    """Causal attention in which several queries share a key (arXiv 2305.13245)."""
+    """Causal attention in which several queries share a key (arXiv 2305.13245).
+
+    before: the keys and values of a first token that every text has, each (1, 1, keys, width); None for none.
+    """
 
     def __init__(self, width: int, heads: int, keys: int, base: float, rngs: nnx.Rngs) -> None:
         self.heads, self.keys, self.base = heads, keys, base
@@ -52,13 +55,30 @@ class Attention(nnx.Module):
         self.key = nnx.Linear(width, keys * own, use_bias=False, rngs=rngs)
         self.value = nnx.Linear(width, keys * own, use_bias=False, rngs=rngs)
         self.out = nnx.Linear(width, width, use_bias=False, rngs=rngs)
+        self.before: Any = nnx.data(None)
+
+    def keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of x (batch, time, width): (batch, time, keys, width) each."""
+        batch, time, _ = x.shape
+        key = rotate(self.key(x).reshape(batch, time, self.keys, -1), self.base, self.start)
+        return key, self.value(x).reshape(batch, time, self.keys, -1)
+
+    @property
+    def start(self) -> int:
+        """The position of the first token of x."""
+        return 0 if self.before is None else 1
 
     def __call__(self, x: jax.Array) -> jax.Array:
         batch, time, width = x.shape
-        query = rotate(self.query(x).reshape(batch, time, self.heads, -1), self.base)
-        key = rotate(self.key(x).reshape(batch, time, self.keys, -1), self.base)
-        value = self.value(x).reshape(batch, time, self.keys, -1)
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        query = rotate(self.query(x).reshape(batch, time, self.heads, -1), self.base, self.start)
+        key, value = self.keys_and_values(x)
+        if self.before is not None:
+            key, value = (
+                jnp.concatenate([jnp.broadcast_to(first[...], (batch, *first.shape[1:])), rest], axis=1)
+                for first, rest in zip(self.before, (key, value), strict=True)
+            )
+        seen = jnp.arange(key.shape[1])[None] <= self.start + jnp.arange(time)[:, None]
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=seen[None, None])
         return self.out(mixed.reshape(batch, time, width))
 
 
@@ -103,6 +123,21 @@ def loaded(file: Any, layers: int | None = None) -> Llama:
     kept = file.metadata["llama.block_count"] if layers is None else layers
     unused = [name for name in file.tensors if name.startswith("blk.") and int(name.split(".")[1]) >= kept]
     qjax.gguf.load(model, file, names, unused=unused)
+    return model
+
+
+def with_first_token(model: Llama, token: int) -> Llama:
+    """The same model for texts that begin with this token, which its callers leave out.
+
+    The first token of a text has numbers that are thousands of times those of the others. Here only its keys and values
+    are left, which are not large, so that no scale has to reach as far (PrefixQuant, arXiv 2410.05265).
+    """
+    model = nnx.clone(model)
+    x = model.embed(jnp.full((1, 1), token))
+    for block in model.blocks:
+        before = block.attention.keys_and_values(block.first(x))
+        x = block(x)
+        block.attention.before = nnx.data(tuple(nnx.Variable(part) for part in before))
     return model
 
 

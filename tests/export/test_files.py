@@ -23,6 +23,7 @@ from qjax.contrib import executorch as pte
 from qjax.contrib import lab, rtl
 from qjax.export import artifact, emit, files
 from qjax.export.integer_graph import IntegerGraph
+from tests.contrib import gguf_models
 from tests.export.emit import nodes
 from tests.lower.lowered import dense_chain
 
@@ -156,6 +157,14 @@ def circuit(folder: pathlib.Path) -> None:
         emit.emit(GRAPH, "rtl", folder)
 
 
+def language_model(folder: pathlib.Path) -> None:
+    """The file that it resembles lies elsewhere, so that only the new one is in the folder."""
+    like = folder.parent / "like.gguf"
+    if not like.exists():
+        gguf_models.write_file(like)
+    qjax.gguf.write(gguf_models.Net(), folder / "m.gguf", gguf_models.names, like=like)
+
+
 WRITERS = {
     "artifact": lambda folder: artifact.save(GRAPH, folder / "m.qjax"),
     "c": lambda folder: emit.emit(GRAPH, "c", folder, name="m"),
@@ -170,6 +179,7 @@ WRITERS = {
     "report": lambda folder: qjax.report(IntegerGraph(GRAPH), path=folder / "m.html"),
     "study": lambda folder: lab.write(FINISHED, folder),
     "sweep": lambda folder: ROWS.csv(folder / "m.csv"),
+    "language model": language_model,
     "node data": lambda folder: qjax.node_data(IntegerGraph(GRAPH), folder=folder),
 }
 
