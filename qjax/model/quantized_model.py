@@ -53,6 +53,7 @@ from qjax.tracing import (
     with_adapters_within,
     with_dynamic,
     with_integers,
+    with_lookups,
     with_own_quantizers,
     without_unread,
 )
@@ -164,6 +165,7 @@ class Plan:
         if self.dynamic:
             left = made_of(program, traced.adapters)
             program = with_dynamic(program, self.setting_of, left, target_of(self.target).dynamic)
+        program = with_lookups(program, self.is_float)
         traced = dataclasses.replace(traced, program=without_unread(program))
         ranges = {known.name: known for known in self.integers}
         traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))

@@ -18,6 +18,7 @@ from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
 from qjax.numerics.weight_formats import WeightFormat, decode
 from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct, spread
 from qjax.ops.formatted import FormattedProduct, Layout
+from qjax.ops.indices import wrapped
 
 Move = tuple[str, tuple[int, ...]]
 """("transpose", permutation) or ("reshape", the new shape)."""
@@ -130,9 +131,55 @@ class Frozen:
             thaw = jax.vmap(thaw)
         return [thaw(*packed)]
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is a table (rows, columns) of which single rows can be unpacked: blocks run along its rows."""
+        straight = (self.use.moves, self.use.kept) == ((), (0,))
+        turned = (self.use.moves, self.use.kept) == ((("transpose", (1, 0)),), (1,))
+        if not self._in_blocks or self.stack or len(self.shape) != 2 or not (straight or turned):
+            return False
+        return self._row_axis == 0 or self._codes[0] == 8
+
+    @property
+    def _row_axis(self) -> int:
+        """The axis of the stored codes along which the rows of a table run."""
+        return self.use.kept[0] if isinstance(self.use.setting, Dynamic) else 0
+
+    def rows(self, packed: Sequence[jax.Array], indices: jax.Array) -> jax.Array:
+        """Some rows of the parameter, (*indices, columns), in its dtype; see `has_rows`. indices: within the table."""
+        width, low, _ = self._codes
+        axis, (count, columns) = self._row_axis, self.shape
+        stored = [packed[0].reshape((count, -1) if axis == 0 else self._code_shape), *packed[1:]]
+        found = [jnp.moveaxis(jnp.take(part, indices.reshape(-1), axis=axis, mode="clip"), axis, 0) for part in stored]
+        codes = from_bytes(found[0].reshape(-1), width, (indices.size, columns)).astype(jnp.int32) + low
+        parts = [spread(part.astype(jnp.float32), codes.shape) for part in found[1:]]
+        return decode_blocks(codes, *parts).astype(self.dtype).reshape(*indices.shape, columns)
+
     def of_iteration(self) -> "Frozen":
         """The same within the outermost scan."""
         return dataclasses.replace(self, stack=self.stack[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenLookup:
+    """A lookup of rows in a frozen table, which unpacks only these rows.
+
+    wraps, fills: what negative indices and those out of range mean, see `ops.indices`.
+    """
+
+    frozen: Frozen
+    wraps: bool
+    fills: bool
+
+    def __call__(self, indices: jax.Array, *packed: jax.Array) -> list[jax.Array]:
+        """The rows that the table of floats would give."""
+        size = self.frozen.shape[0]
+        places = wrapped({"wraps": self.wraps}, indices, size).astype(jnp.int32)
+        rows = self.frozen.rows(packed, jnp.clip(places, np.int32(0), np.int32(size - 1)))
+        if not self.fills:
+            return [rows]
+        inside = (places >= np.int32(0)) & (places < np.int32(size))
+        return [jnp.where(jnp.broadcast_to(inside[..., None], rows.shape), rows, jnp.full_like(rows, np.nan))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

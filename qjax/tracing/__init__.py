@@ -19,7 +19,15 @@ from qjax.tracing.rewrites.dynamic import (
     with_dynamic,
 )
 from qjax.tracing.rewrites.float_mask_inputs import flag_roots
-from qjax.tracing.rewrites.frozen import made_of, move_of, sunk, uses_of_parameter, without_unread
+from qjax.tracing.rewrites.frozen import (
+    lookup_of,
+    made_of,
+    move_of,
+    sunk,
+    uses_of_parameter,
+    with_lookups,
+    without_unread,
+)
 from qjax.tracing.rewrites.int32_wraparound import keeps_number
 from qjax.tracing.rewrites.unread import needed
 
@@ -51,6 +59,7 @@ __all__ = [
     "integer_roots",
     "joined",
     "keeps_number",
+    "lookup_of",
     "lost_tables",
     "made_of",
     "makes_codes",
@@ -70,6 +79,7 @@ __all__ = [
     "with_adapters_within",
     "with_dynamic",
     "with_integers",
+    "with_lookups",
     "with_own_quantizers",
     "without_unread",
 ]

@@ -15,7 +15,7 @@ from qjax.numerics.affine import quantize
 from qjax.ops.frozen import Frozen, Use, moved
 from qjax.support import markup
 from qjax.support.batches import arguments_of
-from qjax.tracing import Annotation, Equation, product_of, use_of, uses_of_parameter, weight_of
+from qjax.tracing import Annotation, Equation, lookup_of, product_of, use_of, uses_of_parameter, weight_of
 
 _Parts = Callable[[jax.Array, tuple[int, ...]], list[jax.Array]]
 """(a weight as its product reads it, the iteration of the scans around it) -> codes, scales and further arrays."""
@@ -78,6 +78,11 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
       print(qjax.training.freeze_base(qmodel, x))
       ```
     """
+    return freeze(qmodel, sample, train=train)
+
+
+def freeze(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: bool = False) -> FrozenBase:
+    """`freeze_base`; lookups: whether rows that are looked up in float may become those that their codes represent."""
     check_quantized(qmodel, "freeze_base")
     call = evaluation_copy(qmodel).trace(*arguments_of(sample, "freeze_base"))
     traced, annotation = call.traced, call.annotation
@@ -93,7 +98,10 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
         uses = list(uses_of_parameter(traced.program, value))
         if not any(_is_weight(annotation, eqn, index) for eqn, index, _, _ in uses):
             continue
-        why, use, depth, parts = _one_use(qmodel, annotation, uses)
+        read = [use for use in uses if not (lookups and _is_float_lookup(qmodel, annotation, use))]
+        why, use, depth, parts = _one_use(qmodel, annotation, read)
+        if use is not None and len(read) < len(uses) and not _has_rows(use, variables[name], depth):
+            why, use = "rows of it are looked up that cannot be unpacked one by one", None
         if use is None:
             left.append((name, why))
             continue
@@ -148,6 +156,19 @@ def _one_use(qmodel: QuantizedModel, annotation: Annotation, uses: list[Any]) ->
         return "the model reads it in several forms", None, 0, None
     ((use, depth), parts) = next(iter(found.items()))
     return "", use, depth, parts
+
+
+def _is_float_lookup(qmodel: QuantizedModel, annotation: Annotation, use: Any) -> bool:
+    eqn, index, moves, depth = use
+    place = annotation.weights.get((eqn, index))
+    return (
+        lookup_of(eqn) and index == 1 and not moves and not depth and place is None and qmodel.plan.is_float(eqn.scope)
+    )
+
+
+def _has_rows(use: Use, variable: Any, depth: int) -> bool:
+    shape = tuple(variable.shape)
+    return Frozen(use, shape[depth:], str(variable.dtype), shape[:depth]).has_rows
 
 
 def _is_weight(annotation: Annotation, eqn: Equation, index: int) -> bool:

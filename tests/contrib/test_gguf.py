@@ -14,7 +14,7 @@ from gguf import quants
 import qjax
 from qjax.export.read_errors import ReadError
 from qjax.layers.frozen import frozen_parameters
-from tests.contrib.gguf_models import HIDDEN, TOKENS, WIDTH, Net, names, write_file
+from tests.contrib.gguf_models import HIDDEN, TOKENS, VOCABULARY, WIDTH, Net, names, write_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:quantize. parts under qjax.Dynamic stay in float")
 
@@ -53,7 +53,8 @@ def test_codes_enter_and_leave_unchanged(path: Path, tmp_path: Path, activations
         kernel = getattr(qmodel.model.blocks[1], key).kernel[...]
         np.testing.assert_array_equal(kernel.reshape(WIDTH, -1).T, file[f"blk.1.{key}.weight"].dequantize())
     loaded = qjax.gguf.freeze(qmodel, TOKENS, file, names, train=())
-    assert [name for name, _ in loaded.left] == ["embed/embedding"]
+    assert not loaded.left
+    assert loaded.parameters["embed/embedding"] == ("token_embd.weight",)
     for _, _, parameter in frozen_parameters(qmodel):
         frozen = parameter.get_metadata("frozen")
         np.testing.assert_array_equal(frozen(*parameter.get_raw_value())[0], parameter.thawed()[...])
@@ -89,6 +90,37 @@ def test_what_was_trained_is_written(path: Path, tmp_path: Path) -> None:
         nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qjax.quantize(again, recipe, TOKENS), TOKENS),
         nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qmodel, TOKENS),
     )
+
+
+class Tied(nnx.Module):
+    """Returns what it looks up, too."""
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(VOCABULARY, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = self.embed(tokens)
+        return x, self.embed.attend(x)
+
+
+@pytest.mark.parametrize("activations", ["block", "float"])
+def test_rows_of_a_frozen_table_are_those_of_the_file(path: Path, activations: str) -> None:
+    file, model = qjax.gguf.read(path), Tied()
+    tied, table = {"embed/embedding": "token_embd.weight"}, file["token_embd.weight"].dequantize()
+    qjax.gguf.load(model, file, tied, unused=set(file.tensors) - set(tied.values()))
+    recipe = qjax.Recipe(overrides=qjax.gguf.overrides(file, tied, model, activations=activations))
+    qmodel = qjax.quantize(model, recipe, TOKENS)
+    forward = nnx.jit(lambda m, x: m(x))
+    rows, logits = forward(qmodel, TOKENS)
+    qjax.gguf.freeze(qmodel, TOKENS, file, tied, train=())
+    assert not nnx.state(qmodel, nnx.Param)
+    again, same = forward(qmodel, TOKENS)
+    np.testing.assert_array_equal(rows, table[TOKENS])
+    np.testing.assert_array_equal(again, rows)
+    np.testing.assert_array_equal(same, logits)
+    # a negative token counts from the end, and one outside of the table is NaN, as in float
+    strange = np.array([[-1, -VOCABULARY, -VOCABULARY - 1, VOCABULARY]], np.int32)
+    np.testing.assert_array_equal(forward(qmodel, strange)[0], model(jnp.asarray(strange))[0])
 
 
 def test_stacked_layers_take_a_tensor_each(path: Path, tmp_path: Path) -> None:

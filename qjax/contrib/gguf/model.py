@@ -22,7 +22,7 @@ from qjax.ops.frozen import Frozen
 from qjax.recipe.recipe import FLOAT, Dynamic
 from qjax.support.errors import refuse
 from qjax.support.names import did_you_mean
-from qjax.training.frozen import freeze_base
+from qjax.training.frozen import freeze as freeze_base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
     """
     check_quantized(qmodel, "freeze")
     floats = {path: np.asarray(variable[...]) for path, variable in _named(qmodel.model)}
-    base = freeze_base(qmodel, sample, train=train)
+    base = freeze_base(qmodel, sample, train=train, lookups=True)
     wrong: list[str] = []
     found: dict[str, tuple[str, ...]] = {}
     for key, parameter in _frozen(qmodel):

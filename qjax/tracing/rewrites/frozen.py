@@ -8,11 +8,12 @@ when the weight was frozen reads the codes instead, and the equation is dropped 
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 
-from qjax.ops.frozen import Frozen, Move
+from qjax.ops.embed import Embed
+from qjax.ops.frozen import Frozen, FrozenLookup, Move
 from qjax.tracing.composite import Computed
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.marker import Layer, bind
@@ -102,6 +103,36 @@ def _thawing(source: Equation, frozen: Frozen, inputs: tuple[Value, ...], output
     layer = dataclasses.replace(source.params["layer"], function=frozen)
     computed = Computed((source,), inputs, (output,), frozen)
     return dataclasses.replace(source, inputs=inputs, outputs=(output,), params={"layer": layer}, source=computed)
+
+
+def lookup_of(eqn: Equation) -> bool:
+    """Whether an equation looks up rows of a table, its second input, for which nothing but the rows is computed."""
+    return eqn.primitive == "embed" and len(eqn.inputs) == 2 and eqn.body is None
+
+
+def with_lookups(program: Program, is_float: Callable[[str], bool]) -> Program:
+    """Let lookups in float parts unpack the rows that they read, and not the whole table."""
+    equations: list[Equation] = []
+    thawing: dict[Value, Equation] = {}
+    for eqn in program.equations:
+        if frozen_of(eqn) is not None:
+            thawing[eqn.outputs[0]] = eqn
+        if eqn.body is not None:
+            eqn = dataclasses.replace(eqn, body=with_lookups(eqn.body, is_float))
+        elif lookup_of(eqn) and is_float(eqn.scope) and (source := thawing.get(eqn.inputs[1])) is not None:
+            frozen = frozen_of(source)
+            if frozen is not None and frozen.has_rows:
+                eqn = _unpacking(eqn, frozen, source.inputs)
+        equations.append(eqn)
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _unpacking(eqn: Equation, frozen: Frozen, packed: tuple[Value, ...]) -> Equation:
+    known = Embed().attributes(eqn)
+    function = FrozenLookup(frozen, known.get("wraps", False), known.get("fills", False))
+    inputs = (eqn.inputs[0], *packed)
+    source = Computed((eqn,), inputs, eqn.outputs, function)
+    return dataclasses.replace(eqn, primitive="frozen_rows", inputs=inputs, params={}, source=source)
 
 
 def without_unread(program: Program) -> Program:
