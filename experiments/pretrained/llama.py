@@ -36,8 +36,9 @@ def names(path: str) -> str:
 def rotate(x: jax.Array, base: float, start: int = 0) -> jax.Array:
     """Turn neighbouring pairs of a head by their position (RoPE, arXiv 2104.09864). x: (batch, time, heads, width)."""
     width = x.shape[-1]
-    angle = (start + jnp.arange(x.shape[1]))[:, None] / base ** (jnp.arange(0, width, 2) / width)
-    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+    position = (start + jnp.arange(x.shape[1])).astype(jnp.float32)
+    angle = position[:, None] / (base ** (jnp.arange(0, width, 2) / width))[None]
+    cos, sin = jnp.cos(angle)[None, :, None], jnp.sin(angle)[None, :, None]
     even, odd = x[..., ::2], x[..., 1::2]
     return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
 
