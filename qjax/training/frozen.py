@@ -78,10 +78,10 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
       print(qjax.training.freeze_base(qmodel, x))
       ```
     """
-    return freeze(qmodel, sample, train=train)
+    return freeze_weights(qmodel, sample, train=train)
 
 
-def freeze(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: bool = False) -> FrozenBase:
+def freeze_weights(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: bool = False) -> FrozenBase:
     """`freeze_base`; lookups: whether rows that are looked up in float may become those that their codes represent."""
     check_quantized(qmodel, "freeze_base")
     call = evaluation_copy(qmodel).trace(*arguments_of(sample, "freeze_base"))
@@ -113,7 +113,7 @@ def freeze(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: bool = F
     if not names:
         reasons = "; ".join(f"{name}: {why}" for name, why in left) or "the call reads no quantized weight but adapters"
         raise ValueError(f"freeze_base: no weight can be frozen. {reasons}.")
-    _replace(qmodel, lambda variable: found.get(id(variable)))
+    replace_variables(qmodel, lambda variable: found.get(id(variable)))
     return FrozenBase(tuple(names), tuple(left), before, _bytes(qmodel))
 
 
@@ -132,7 +132,7 @@ def thaw_base(qmodel: QuantizedModel) -> None:
     check_quantized(qmodel, "thaw_base")
     known = {id(parameter): parameter for _, _, parameter in frozen_parameters(qmodel)}
     floats = {key: parameter.thawed() for key, parameter in known.items()}
-    _replace(qmodel, lambda variable: floats.get(id(variable)))
+    replace_variables(qmodel, lambda variable: floats.get(id(variable)))
 
 
 def _one_use(qmodel: QuantizedModel, annotation: Annotation, uses: list[Any]) -> tuple[str, Use | None, int, Any]:
@@ -200,7 +200,8 @@ def _pack(frozen: Frozen, whole: jax.Array, parts: _Parts) -> tuple[jax.Array, .
     return tuple(jnp.stack(arrays).reshape(*frozen.stack, *arrays[0].shape) for arrays in zip(*rows, strict=True))
 
 
-def _replace(qmodel: QuantizedModel, by: Callable[[Any], Any]) -> None:
+def replace_variables(qmodel: QuantizedModel, by: Callable[[Any], Any]) -> None:
+    """Replace the variables of a model, in place. by: a variable -> the new one, None for none."""
     for _, owner in list(nnx.iter_graph(qmodel)):
         if isinstance(owner, nnx.Variable):
             continue

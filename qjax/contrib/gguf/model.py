@@ -22,7 +22,7 @@ from qjax.ops.frozen import Frozen
 from qjax.recipe.recipe import FLOAT, Dynamic
 from qjax.support.errors import refuse
 from qjax.support.names import did_you_mean
-from qjax.training.frozen import freeze as freeze_base
+from qjax.training.frozen import freeze_weights, replace_variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
       train: an nnx filter of the parameters that train.
 
     Raises:
-      ValueError: a weight with another format than in the file, or with other numbers.
+      ValueError: a weight with another format than in the file, or with other numbers. The model is then unchanged.
 
     Examples:
       ```python
@@ -209,10 +209,11 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
     """
     check_quantized(qmodel, "freeze")
     floats = {path: np.asarray(variable[...]) for path, variable in _named(qmodel.model)}
-    base = freeze_base(qmodel, sample, train=train, lookups=True)
+    trial = nnx.clone(qmodel, variables=False)  # so that an error leaves the model as it was
+    base = freeze_weights(trial, sample, train=train, lookups=True)
     wrong: list[str] = []
     found: dict[str, tuple[str, ...]] = {}
-    for key, parameter in _frozen(qmodel):
+    for key, parameter in _frozen(trial):
         source = _source(names, key, file.tensors, wrong)
         if source is None:
             continue
@@ -234,6 +235,9 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
         parameter.set_value(tuple(packed))
         found[key] = _names(source)
     refuse(wrong)
+    before = {path: node for path, node in nnx.iter_graph(qmodel) if isinstance(node, nnx.Variable)}
+    new = {id(before[path]): node for path, node in nnx.iter_graph(trial) if isinstance(node, FrozenParam)}
+    replace_variables(qmodel, lambda variable: new.get(id(variable)))
     return Loaded(found, base.left, _bytes(qmodel))
 
 
@@ -427,7 +431,10 @@ def _float_bytes(value: np.ndarray, source: Source, key: str, tensor: Tensor) ->
         parts = encode(jnp.asarray(rows, jnp.float32), WeightFormat(tensor.format))
         return pack(tuple(np.asarray(part) for part in parts), tensor.format).tobytes()
     if tensor.format not in ("f32", "f16"):
-        raise ValueError(f"{tensor.name} has the format {tensor.format!r}, which qjax does not write")
+        raise ValueError(
+            f"{tensor.name} has the format {tensor.format!r}, which qjax does not write. Return None for it in "
+            "`names`, and its bytes stay as they are in `like`"
+        )
     return np.ascontiguousarray(rows, "<f4" if tensor.format == "f32" else "<f2").tobytes()
 
 
