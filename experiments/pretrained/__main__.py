@@ -106,7 +106,7 @@ def measured(row: Row, model: Any, tokens: np.ndarray, best: np.ndarray) -> np.n
     return np.asarray(logits)
 
 
-def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, texts: np.ndarray, best: np.ndarray) -> Any:
+def quantized(row: Row, recipe: qjax.Recipe, model: Any, file: Any, texts: tuple[Any, Any], best: np.ndarray) -> Any:
     """Fill the columns of a setting, and return its model. texts: those that are scored, and those to calibrate on."""
     tokens, others = texts
     qmodel = qjax.quantize(model, recipe, tokens[:1])
@@ -179,6 +179,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--text", type=Path, required=True, help="the text that is scored")
     made.add_argument("--texts", type=int, default=4, help="how many pieces of it")
     made.add_argument("--length", type=int, default=128, help="tokens of a piece")
+    made.add_argument("--calibration", type=int, default=4, help="how many further pieces settings calibrate on")
     made.add_argument("--first", type=int, default=1, help="the token that is apart")
     made.add_argument("--layers", type=int, help="only the first layers, to try the command")
     made.add_argument("--only", nargs="+", metavar="WORDS", help="settings whose names contain one of these")
@@ -194,7 +195,9 @@ def main(argv: list[str] | None = None) -> list[Row]:
     model = llama.loaded(file, args.layers)
     count = args.texts * args.length
     with args.text.open() as stream:
-        texts = llama.encode(file, stream.read(40 * count))[: 2 * count].reshape(2, args.texts, args.length)
+        whole = llama.encode(file, stream.read(20 * (count + args.calibration * args.length)))
+    pieces = whole[: count + args.calibration * args.length].reshape(-1, args.length)
+    texts = pieces[: args.texts], pieces[args.texts :]
     tokens = texts[0]
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {row.setting: row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
