@@ -9,6 +9,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "safetensors", "click", "
 EXTRAS = {
     "onnx": ("onnx", "onnxruntime"),
     "tflite": ("ai-edge-litert", "flatbuffers"),
+    "gguf": ("gguf",),
     "keras": ("keras",),
     "on its own": ("tflite-micro", "torch", "apache-tvm"),
 }
