@@ -14,6 +14,7 @@ missing.
 
 import argparse
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -131,8 +132,7 @@ def compared(row: Row, qmodel: Any, tokens: np.ndarray) -> None:
 
 def with_llama_cpp(row: Row, path: Path, tokens: np.ndarray, best: np.ndarray) -> None:
     """Fill the columns of llama.cpp itself."""
-    import llama_cpp
-
+    llama_cpp = importlib.import_module("llama_cpp")
     threads = len(os.sched_getaffinity(0))
     options = {"n_ctx": tokens.shape[1], "n_threads": threads, "n_threads_batch": threads, "verbose": False}
     model = llama_cpp.Llama(str(path), n_batch=tokens.shape[1], logits_all=True, **options)

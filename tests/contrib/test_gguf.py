@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused(path: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.embed.embedding[...], before)
     # codes of another grid than that of training
     qjax.gguf.load(model, file, names)
-    nf4 = qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.WeightFormat("nf4", 32)}), TOKENS)
+    nf4: Any = qjax.quantize(model, qjax.Recipe(overrides={".*": qjax.WeightFormat("nf4", 32)}), TOKENS)
     with pytest.raises(ValueError, match=r"expected the weight format 'q4_0' of the file, got nf4"):
         qjax.gguf.freeze(nf4, TOKENS, file, names, train=())
     assert nf4.model.blocks[0].up.kernel[...].dtype == np.float32  # an error changes nothing

@@ -64,7 +64,8 @@ def test_the_first_token_apart_changes_nothing_in_float(file: qjax.gguf.GGUFFile
 
 def test_settings_of_the_table_run(file: qjax.gguf.GGUFFile) -> None:
     model = llama.loaded(file)
-    texts = np.random.default_rng(1).integers(0, VOCABULARY, (2, 2, 8)).astype(np.int32)
+    pieces = np.random.default_rng(1).integers(0, VOCABULARY, (4, 8)).astype(np.int32)
+    texts = pieces[:2], pieces[2:]
     recipes = pretrained.recipes(file, model)
     assert len(recipes) == 12
     float_row = pretrained.Row("float")
