@@ -78,6 +78,6 @@ def test_settings_of_the_table_run(file: qjax.gguf.GGUFFile) -> None:
     name = f"W8A8 in integers, norms and sums of 16 bits, {pretrained.APART}"
     row = pretrained.Row(name, float_row.perplexity)
     qmodel = pretrained.quantized(row, recipes[name], llama.with_first_token(model, 3), file, texts, best)
-    pretrained.compared(row, qmodel, texts[0, :1])
+    pretrained.compared(row, qmodel, texts[0][:1])
     assert (row.outputs, row.differ) == (8 * VOCABULARY, 0)
     assert name in pretrained.table([float_row, row])
