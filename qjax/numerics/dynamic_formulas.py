@@ -137,6 +137,25 @@ def of_sums(acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, formula: Dyna
     return unfused(sums * unfused(of_x * of_weight))
 
 
+def terms_of_group(
+    acc: jax.Array,
+    some: jax.Array,
+    scale: jax.Array,
+    of_x: jax.Array,
+    zero: jax.Array,
+    x_sum: jax.Array | None = None,
+    minimum: jax.Array | None = None,
+    *,
+    formula: DynamicFormula,
+    size: int,
+) -> list[jax.Array]:
+    """The float terms of one group, in the order in which they are added; the arguments are an entry of `Groups`."""
+    terms = [of_sums(acc - zero * some, of_x, scale, formula)]
+    if x_sum is not None and minimum is not None:
+        terms.append(of_sums(x_sum - zero * np.int32(size), of_x, minimum, formula))
+    return terms
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
     """What a sum over groups is made of: an entry for each group, all of the result's shape.
@@ -167,12 +186,9 @@ def of_groups(groups: Groups, formula: DynamicFormula, size: int) -> jax.Array:
     """
     accs, sums, scales, of_x, zeros = groups.accs, groups.sums, groups.scales, groups.of_x, groups.zeros
     if formula != "xnnpack":
-        terms: list[jax.Array] = []
-        for index, (acc, some, scale) in enumerate(zip(accs, sums, scales, strict=True)):
-            terms.append(of_sums(acc - zeros[index] * some, of_x[index], scale, formula))
-            if groups.minimums:
-                alone = groups.x_sums[index] - zeros[index] * np.int32(size)
-                terms.append(of_sums(alone, of_x[index], groups.minimums[index], formula))
+        alone = list(zip(groups.x_sums, groups.minimums, strict=True)) or [()] * len(accs)
+        rows = zip(accs, sums, scales, of_x, zeros, alone, strict=True)
+        terms = [term for *row, rest in rows for term in terms_of_group(*row, *rest, formula=formula, size=size)]
         # XLA does not reorder additions that are written one by one
         return unfused(functools.reduce(operator.add, terms))
     weights = unfused(sums[0].astype(jnp.float32) * scales[0])

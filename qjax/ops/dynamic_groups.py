@@ -10,11 +10,10 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from qjax.numerics.affine import QSpec
-from qjax.numerics.dynamic_formulas import DynamicFormula, Groups, of_groups, of_sums
+from qjax.numerics.dynamic_formulas import DynamicFormula, Groups, of_groups, terms_of_group
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops import accumulate, products
@@ -129,11 +128,10 @@ def _loop(
         own = [rest.pop(0) for _ in rows] or [scale, zero]
         scale_of_x, zero_of_x = (of_x(part) for part in own)
         some, *floats = (of_weight(part) for part in (sums, *rest))
-        acc = multiply(x_codes, w_codes) - zero_of_x * some
-        total = total + of_sums(acc, scale_of_x, floats[0], product.formula)
-        if len(floats) > 1:
-            alone = of_x(_sums(x_codes, axis)) - zero_of_x * np.int32(unit)
-            total = total + of_sums(alone, scale_of_x, floats[1], product.formula)
+        alone = (of_x(_sums(x_codes, axis)), floats[1]) if len(floats) > 1 else ()
+        given = (multiply(x_codes, w_codes), some, floats[0], scale_of_x, zero_of_x, *alone)
+        for term in terms_of_group(*given, formula=product.formula, size=unit):
+            total = total + term
         return total, None
 
     # -0.0 + t is t for every t, so the sum begins with the first term

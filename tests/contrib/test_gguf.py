@@ -82,14 +82,16 @@ def test_what_was_trained_is_written(path: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(after["blk.0.gate.weight"].data, expected)
     np.testing.assert_array_equal(after["blk.0.norm.weight"].dequantize(), 2)
     np.testing.assert_array_equal(after["blk.1.gate.weight"].data, qjax.gguf.read(path)["blk.1.gate.weight"].data)
-    # the written file loads into the same model: its products read the codes with which this one trained
+    # the codes of the written file, in a model that loads it, are those with which this one computed
     again = Net()
     qjax.gguf.load(again, after, names)
     recipe = qjax.Recipe(overrides=qjax.gguf.overrides(after, names, again))
-    np.testing.assert_array_equal(
-        nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qjax.quantize(again, recipe, TOKENS), TOKENS),
-        nnx.jit(lambda m, x: m(x.astype(np.int32)).argmax(-1))(qmodel, TOKENS),
-    )
+    shipped = qjax.quantize(again, recipe, TOKENS)
+    qjax.gguf.freeze(shipped, TOKENS, after, names, train=())
+    qjax.training.freeze_base(qmodel, TOKENS, train=())
+    theirs, ours = ([p.get_raw_value() for _, _, p in frozen_parameters(m.model.blocks)] for m in (shipped, qmodel))
+    assert len(theirs) == 8
+    jax.tree.map(np.testing.assert_array_equal, theirs, ours)
 
 
 class Tied(nnx.Module):
@@ -173,6 +175,15 @@ def test_what_does_not_fit_is_refused(path: Path, tmp_path: Path) -> None:
     qmodel.model.blocks[0].up.kernel[...] = qmodel.model.blocks[0].up.kernel[...] + 1
     with pytest.raises(ValueError, match=r"blocks/0/up/kernel: expected the numbers of the file, got others"):
         qjax.gguf.freeze(qmodel, TOKENS, other, names, train=())
+    with pytest.raises(TypeError, match=r"expected a file that was read, got .*model.gguf.*qjax.gguf.read\(path\)"):
+        qjax.gguf.overrides(str(path), names, model)  # pyright: ignore[reportArgumentType]
+    narrow = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, use_bias=False, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="kernel: its dtype bfloat16 does not hold the numbers of w"):
+        qjax.gguf.load(narrow, {"w": np.full((2, 3), 0.1, np.float32)}, {"kernel": "w"})
+    pair = nnx.Module()
+    pair.up, pair.gate = (nnx.Param(jnp.zeros((HIDDEN, WIDTH))) for _ in range(2))
+    with pytest.raises(ValueError, match=r"up: expected q4_\d, .* another weight of its module has, got q4_\d"):
+        qjax.gguf.overrides(file, lambda key: f"blk.0.{key}.weight", pair, activations="float")
     data = path.read_bytes()
     for cut in (0, 3, 40, 200, len(data) // 2):
         (tmp_path / "cut.gguf").write_bytes(data[:cut])

@@ -14,7 +14,7 @@ from qjax.export.read_errors import reading
 from qjax.numerics.block_formats import BLOCK_FORMATS
 from qjax.support.names import did_you_mean
 
-_FLOATS = ("f32", "f16", "bf16", "f64")
+_FLOATS = ("f32", "f16", "bf16")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -53,12 +53,12 @@ Names = Callable[[str], str | Source | None] | Mapping[str, str | Source | None]
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The result of `load` and `freeze`.
+    """The result of `load`, `freeze` and `write`.
 
     Args:
       parameters: path of a parameter -> the names of its tensors.
       left: (path, why) of parameters whose codes are not in memory.
-      bytes: of all arrays of the model.
+      bytes: of all arrays of the model; of the file that `write` wrote.
     """
 
     parameters: Mapping[str, tuple[str, ...]]
@@ -110,6 +110,12 @@ def load(
             sizes = ", ".join(f"{name} {'x'.join(map(str, _shape(tensors[name])))}" for name in _names(source))
             wrong.append(f"{key}: expected {'x'.join(map(str, shape))}, got {sizes}. See qjax.gguf.Source.")
             continue
+        if not np.array_equal(value, value.astype(variable.dtype).astype(np.float32), equal_nan=True):
+            wrong.append(
+                f"{key}: its dtype {variable.dtype} does not hold the numbers of {_names(source)[0]}. Make the "
+                "parameter float32 (param_dtype=jnp.float32)."
+            )
+            continue
         found[key], values[path] = _names(source), value
     taken = {name for group in found.values() for name in group}
     left = sorted(set(tensors) - taken - set(unused)) if not wrong else []
@@ -156,8 +162,8 @@ def overrides(
       )
       ```
     """
+    _checked(file)
     wrong: list[str] = []
-    head: Any = FLOAT
     found: dict[str, Any] = {}
     for path, _ in _parameters(model):
         key = "/".join(map(str, path))
@@ -177,14 +183,17 @@ def overrides(
         format = WeightFormat(formats.pop())
         block = BLOCK if activations == "block" else None
         setting = format if activations == "float" else Dynamic(weights=format, per=activations, block=block)
-        if is_embedding:
-            head = setting
-        else:
-            found["/".join(map(str, path[:-1]))] = setting
+        # the root's own products have no path of their own
+        module = ".*" if is_embedding or len(path) == 1 else "/".join(map(str, path[:-1]))
+        if found.setdefault(module, setting) != setting:
+            wrong.append(
+                f"{key}: expected {found[module]}, which another weight of its module has, got {setting}. An override "
+                "is for all products of a module: put them into modules of their own."
+            )
     refuse(wrong)
     # the root's own products alone get the format of the head
     parts = {str(path[0]): FLOAT for path, node in nnx.iter_graph(model) if path and isinstance(node, nnx.Module)}
-    return {".*": head, **parts, **found}
+    return {".*": found.pop(".*", FLOAT), **parts, **found}
 
 
 def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *, train: Any = nnx.LoRAParam) -> Loaded:
@@ -209,6 +218,7 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
     """
     check_quantized(qmodel, "freeze")
     floats = {path: np.asarray(variable[...]) for path, variable in _named(qmodel.model)}
+    _checked(file)
     trial = nnx.clone(qmodel, variables=False)  # so that an error leaves the model as it was
     base = freeze_weights(trial, sample, train=train, lookups=True)
     wrong: list[str] = []
@@ -313,7 +323,13 @@ def _frozen(model: nnx.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _tensors(file: GGUFFile | Mapping[str, Any]) -> Mapping[str, Any]:
-    return file.tensors if isinstance(file, GGUFFile) else file
+    return _checked(file).tensors if not isinstance(file, Mapping) else file
+
+
+def _checked(file: Any) -> GGUFFile:
+    if not isinstance(file, GGUFFile):
+        raise TypeError(f"qjax.gguf: expected a file that was read, got {file!r}. Read it first: qjax.gguf.read(path).")
+    return file
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -356,7 +372,7 @@ def _value(source: Source, key: str, tensors: Mapping[str, Any], shape: tuple[in
         tensor = tensors[name]
         if not _fits(_shape(tensor), own, bool(source.transposed)):
             return None
-        value = tensor.dequantize() if isinstance(tensor, Tensor) else np.asarray(tensor)
+        value = tensor.dequantize() if isinstance(tensor, Tensor) else np.asarray(tensor, np.float32)
         values.append((value.T if source.transposed else value).reshape(own))
     return np.stack(values) if stacked else values[0]
 

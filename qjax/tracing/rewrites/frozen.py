@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 
+from qjax.ops.base import read
 from qjax.ops.embed import Embed
 from qjax.ops.frozen import Frozen, FrozenLookup, Move
 from qjax.tracing.composite import Computed
@@ -62,14 +63,17 @@ def behind(made: Mapping[Value, Equation], value: Value) -> tuple[Value, tuple[M
 def sunk(program: Program) -> Program:
     """Move "frozen" equations into the bodies of scans and remats, so that no stack of floats is made."""
     equations: list[Equation] = []
-    thawing: dict[Value, Equation] = {}
+    thawing = _thawed(program)
     for eqn in program.equations:
-        if frozen_of(eqn) is not None:
-            thawing[eqn.outputs[0]] = eqn
         if eqn.body is not None:
             eqn = _with_codes(eqn, eqn.body, thawing)
         equations.append(eqn)
     return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _thawed(program: Program) -> dict[Value, Equation]:
+    """The floats of frozen parameters, and the equations that compute them."""
+    return {eqn.outputs[0]: eqn for eqn in program.equations if frozen_of(eqn) is not None}
 
 
 def _with_codes(eqn: Equation, body: Program, thawing: Mapping[Value, Equation]) -> Equation:
@@ -107,16 +111,14 @@ def _thawing(source: Equation, frozen: Frozen, inputs: tuple[Value, ...], output
 
 def lookup_of(eqn: Equation) -> bool:
     """Whether an equation looks up rows of a table, its second input, for which nothing but the rows is computed."""
-    return eqn.primitive == "embed" and len(eqn.inputs) == 2 and eqn.body is None
+    return eqn.body is None and len(eqn.inputs) == 2 and isinstance(read(eqn, eqn.fixed), Embed)
 
 
 def with_lookups(program: Program, is_float: Callable[[str], bool]) -> Program:
     """Let lookups in float parts unpack the rows that they read, and not the whole table."""
     equations: list[Equation] = []
-    thawing: dict[Value, Equation] = {}
+    thawing = _thawed(program)
     for eqn in program.equations:
-        if frozen_of(eqn) is not None:
-            thawing[eqn.outputs[0]] = eqn
         if eqn.body is not None:
             eqn = dataclasses.replace(eqn, body=with_lookups(eqn.body, is_float))
         elif lookup_of(eqn) and is_float(eqn.scope) and (source := thawing.get(eqn.inputs[1])) is not None:
