@@ -155,6 +155,19 @@ def with_llama_cpp(row: Row, path: Path, tokens: np.ndarray, best: np.ndarray) -
     row.same = float(np.mean(logits.argmax(-1) == best))
 
 
+def magnitudes(model: llama.Llama, tokens: np.ndarray) -> str:
+    """The largest numbers between the layers of a float model, and their median without the first token."""
+    x, found = model.embed(jnp.asarray(tokens)), []
+    for block in model.blocks:
+        x = block(x)
+        found.append(np.abs(np.asarray(x)))
+    sizes = np.stack(found)
+    first, others = sizes[:, :, 0].max(), sizes[:, :, 1:]
+    return (
+        f"Between layers: first token {first:,.0f}, others {others.max():,.0f}, their median {np.median(others):.1f}."
+    )
+
+
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
@@ -212,7 +225,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     if args.llama_cpp:
         rows.append(Row("llama.cpp, the file as it is", rows[0].perplexity))
         with_llama_cpp(rows[-1], args.file, tokens, best[0])
-    print(table(rows), flush=True)
+    print(f"{magnitudes(model, tokens)}\n\n{table(rows)}", flush=True)
     for setting, recipe in recipes(file, model).items():
         if args.only and not any(words in setting for words in args.only):
             continue

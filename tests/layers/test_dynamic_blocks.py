@@ -13,6 +13,8 @@ from flax import nnx
 import qjax
 from qjax import Dynamic, QSpec, Recipe, WeightFormat
 from qjax.numerics.weight_formats import decode, encode
+from qjax.ops.dynamic import DynamicProduct
+from qjax.tracing import from_jaxpr
 from tests.layers.dynamic_models import ASYMMETRIC, F32, Conv, normal
 from tests.layers.test_dynamic import agree, reference_codes, reference_weight
 
@@ -74,6 +76,24 @@ def test_products_are_those_of_the_formula(setting: Dynamic, tmp_path: Any) -> N
     np.testing.assert_array_equal(nnx.jit(qjax.exact(qmodel, X))(qmodel, X), graph(X))
     graph.save(tmp_path / "model.qjax")
     np.testing.assert_array_equal(qjax.load(tmp_path / "model.qjax")(X), graph(X))
+
+
+def test_sums_that_float32_cannot_hold_are_sums_of_integers() -> None:
+    x, w = np.full((2, 2048), 3, F32), np.full((2048, 3), -5, F32)
+    x[:, ::1024], w[1::1024] = 2.96, -4.97
+    setting = Dynamic(per="block", block=1024, activations=ASYMMETRIC)
+    (eqn,) = from_jaxpr(jax.make_jaxpr(lambda x, w: x @ w)(x, w)).equations
+    product = DynamicProduct(eqn, 1, setting)
+    coded = (*product.coding(jnp.asarray(x)), *product.weight_parts(jnp.asarray(w)))
+    codes, scale, zero, kernel, of_weight, _ = (np.asarray(part) for part in coded)
+    total: Any = None
+    for block in range(2):
+        at = slice(1024 * block, 1024 * (block + 1))
+        sums = (codes[:, at].astype(np.int64) - zero[:, block : block + 1]) @ kernel[at].astype(np.int64)
+        assert np.abs(sums).max() > 2**24
+        term = (sums.astype(F32) * (scale[:, block : block + 1] * of_weight).astype(F32)).astype(F32)
+        total = term if total is None else (total + term).astype(F32)
+    np.testing.assert_array_equal(jax.jit(product.value)(*coded), total)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_1"])
