@@ -86,7 +86,7 @@ def test_what_was_trained_is_written(path: Path, tmp_path: Path) -> None:
     again = Net()
     qjax.gguf.load(again, after, names)
     recipe = qjax.Recipe(overrides=qjax.gguf.overrides(after, names, again))
-    shipped = qjax.quantize(again, recipe, TOKENS)
+    shipped: Any = qjax.quantize(again, recipe, TOKENS)
     qjax.gguf.freeze(shipped, TOKENS, after, names, train=())
     qjax.training.freeze_base(qmodel, TOKENS, train=())
     theirs, ours = ([p.get_raw_value() for _, _, p in frozen_parameters(m.model.blocks)] for m in (shipped, qmodel))
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused(path: Path, tmp_path: Path) -> None:
     narrow = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, use_bias=False, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="kernel: its dtype bfloat16 does not hold the numbers of w"):
         qjax.gguf.load(narrow, {"w": np.full((2, 3), 0.1, np.float32)}, {"kernel": "w"})
-    pair = nnx.Module()
+    pair: Any = nnx.Module()
     pair.up, pair.gate = (nnx.Param(jnp.zeros((HIDDEN, WIDTH))) for _ in range(2))
     with pytest.raises(ValueError, match=r"up: expected q4_\d, .* another weight of its module has, got q4_\d"):
         qjax.gguf.overrides(file, lambda key: f"blk.0.{key}.weight", pair, activations="float")
