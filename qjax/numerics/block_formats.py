@@ -1,5 +1,7 @@
 """The block formats of llama.cpp's GGUF files: integer codes in blocks of 32, with a float16 scale for each block.
 
+The K formats, whose scales are integers, are in `k_formats`. Here are the others:
+
     value = code * scale                                 q4_0, q5_0, q8_0
     value = code * scale + minimum                       q4_1, q5_1
 
@@ -18,20 +20,22 @@ with a sum (x86-64). A product of a code and a scale has at most 19 bits, so a v
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from qjax.numerics.dynamic import divided
+from qjax.numerics.float16 import to_float16_grid
+from qjax.numerics.k_formats import WHOLE, encode_affine, encode_symmetric
 from qjax.numerics.quotient import quotient
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
 
 BLOCK = 32
-"""How many consecutive weights have one scale."""
+"""How many consecutive weights have one scale in the formats that are no K formats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +43,22 @@ class BlockFormat:
     """One format.
 
     bits: of a code. lowest: the lowest code. qmax: the greatest magnitude of a code. has_minimum: whether values have
-    an offset. encode: float32 blocks along the last axis -> float32 codes, scales and minimums before float16.
+    an offset. encode: float32 blocks along the last axis -> int8 codes and what is stored, see `encode_blocks`. block:
+    how many consecutive weights have one scale. whole: how many the file stores together.
     """
 
     bits: int
     lowest: int
     qmax: int
     has_minimum: bool
-    encode: Callable[[jax.Array], tuple[jax.Array, ...]]
+    encode: Callable[[jax.Array], Sequence[jax.Array]]
+    block: int = BLOCK
+    whole: int = BLOCK
+
+    @property
+    def has_integer_scales(self) -> bool:
+        """Whether it is a K format."""
+        return self.whole != self.block
 
 
 def _by_greatest(bits: int) -> BlockFormat:
@@ -78,42 +90,59 @@ def _by_magnitude(x: jax.Array) -> tuple[jax.Array, ...]:
     return round_float(unfused(x * _reciprocal(scale)), Rounding.NEAREST_AWAY), scale
 
 
+def _searched(bits: int, block: int, *, has_minimum: bool) -> BlockFormat:
+    """A K format."""
+    low = 0 if has_minimum else -(2 ** (bits - 1))
+    encode = partial(encode_affine if has_minimum else encode_symmetric, bits=bits)
+    return BlockFormat(bits, low, -low or 2**bits - 1, has_minimum, encode, block, WHOLE)
+
+
 BLOCK_FORMATS = {
     "q4_0": _by_greatest(4),
     "q4_1": _by_range(4),
     "q5_0": _by_greatest(5),
     "q5_1": _by_range(5),
     "q8_0": BlockFormat(8, -128, 128, False, _by_magnitude),
+    "q2_k": _searched(2, 16, has_minimum=True),
+    "q3_k": _searched(3, 16, has_minimum=False),
+    "q4_k": _searched(4, 32, has_minimum=True),
+    "q5_k": _searched(5, 32, has_minimum=True),
+    "q6_k": _searched(6, 16, has_minimum=False),
 }
 
 
 def encode_blocks(view: jax.Array, format: BlockFormat) -> list[jax.Array]:
-    """The int8 codes of float32 blocks along the last axis, and per block a float32 scale and, if any, a minimum.
+    """The int8 codes of float32 weights (..., blocks, size of a block), and what the file stores beside them.
 
-    Scales and minimums are numbers that float16 represents, with size 1 along the last axis. Weights whose scale
-    exceeds 65504 get the scale infinity, as in ggml.
+    Returns:
+      codes: of the shape of `view`. Then float32 scales (..., blocks) and, if any, minimums of that shape; both are
+      numbers that float16 represents. K formats have instead: d float32 (..., blocks of 256), int8 scales (...,
+      blocks), and, if any, dmin and minimums in these shapes. Weights whose scale exceeds 65504 get the scale infinity,
+      as in ggml.
     """
     codes, *rest = format.encode(view)
-    return [codes.astype(jnp.int8), *(to_float16_grid(part) for part in rest)]
+    if format.has_integer_scales:
+        return [codes, *rest]
+    return [codes.astype(jnp.int8), *(to_float16_grid(part)[..., 0] for part in rest)]
+
+
+def scales_and_minimums(stored: Sequence[jax.Array], format: BlockFormat, axis: int = -1) -> list[jax.Array]:
+    """float32 scales of blocks, and minimums if the format has them, from what a file stores.
+
+    stored: the results of `encode_blocks` without the codes. axis: along which blocks run.
+    """
+    if not format.has_integer_scales:
+        return list(stored)
+    each = format.whole // format.block
+    spread = [jnp.repeat(part, each, axis) for part in stored[::2]]
+    products = [unfused(d * own.astype(jnp.float32)) for d, own in zip(spread, stored[1::2], strict=True)]
+    return [products[0], *(-low for low in products[1:])]
 
 
 def decode_blocks(codes: jax.Array, scale: jax.Array, minimum: jax.Array | None = None) -> jax.Array:
     """float32 values of codes, scales and minimums of one shape."""
     value = unfused(codes.astype(jnp.float32) * scale)
     return value if minimum is None else value + minimum
-
-
-def to_float16_grid(x: jax.Array) -> jax.Array:
-    """float32 numbers rounded to float16 (nearest, ties to even, subnormals too), still in float32.
-
-    A cast to float16 and back would do, but XLA may drop such a pair of casts.
-    """
-    exponent = ((lax.bitcast_convert_type(x, jnp.int32) >> 23) & np.int32(255)) - np.int32(127)
-    last = jnp.clip(exponent, np.int32(-14), np.int32(15)) - np.int32(10)
-    unit = lax.bitcast_convert_type((last + np.int32(127)) << 23, jnp.float32)
-    per_unit = lax.bitcast_convert_type((np.int32(127) - last) << 23, jnp.float32)
-    rounded = unfused(round_float(unfused(x * per_unit), Rounding.NEAREST_EVEN) * unit)
-    return jnp.where(jnp.abs(rounded) > np.float32(65504), jnp.sign(x) * np.float32(np.inf), rounded)
 
 
 def _reciprocal(scale: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ A weight is `values[code] * scale`, with one scale for each group of consecutive
 | `ternary` | -1, 0, 1 | mean magnitude | tensor | arXiv 2402.17764, equations 1 to 3 |
 | `binary` | -1, 1 | mean magnitude | tensor | arXiv 1603.05279, section 3.1 |
 | `q4_0`, `q4_1`, `q5_0`, `q5_1`, `q8_0` | integers | float16, and a minimum | 32 | `numerics.block_formats` |
+| `q2_k` to `q6_k` | integers | an integer times a float16, and a minimum | 16, 32 | `numerics.k_formats` |
 
 Floats are rounded to the nearest value, ties to the even code, and saturate; their codes are the bits of the format, as
 in `ml_dtypes`. NF4 rounds ties down. A group of zeros has the scale 1, and so does one whose scale would be a subnormal
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.numerics.block_formats import BLOCK, BLOCK_FORMATS, BlockFormat, decode_blocks, encode_blocks
+from qjax.numerics.block_formats import BLOCK_FORMATS, BlockFormat, decode_blocks, encode_blocks, scales_and_minimums
 from qjax.numerics.dynamic import divided
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
 from qjax.numerics.qspec import known_fields
@@ -133,7 +134,7 @@ _KINDS = {
 INTEGERS = ("ternary", "binary")
 """The formats whose codes are the values, but for one scale."""
 
-_GROUPS = {**{name: kind.group for name, kind in _KINDS.items()}, **dict.fromkeys(BLOCK_FORMATS, BLOCK)}
+_GROUPS = {name: kind.group for name, kind in _KINDS.items()} | {name: k.block for name, k in BLOCK_FORMATS.items()}
 """Format -> the size of its groups; None for a scale per channel, 0 for one per tensor."""
 
 
@@ -151,9 +152,9 @@ class WeightFormat:
 
     Args:
       name: nf4, fp8_e4m3, fp8_e5m2, mxfp4, mxfp8_e4m3, mxfp8_e5m2, nvfp4, ternary, binary, or a block format of GGUF
-        files: q4_0, q4_1, q5_0, q5_1, q8_0.
+        files: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k.
       group_size: how many weights along the summed axis share a scale. None means the format's own number. Formats with
-        a scale per channel or tensor take no group size, and neither do those of GGUF files, whose blocks have 32.
+        a scale per channel or tensor take no group size, and neither do those of GGUF files, with blocks of 32 or 16.
 
     Examples:
       >>> import qjax
@@ -171,7 +172,7 @@ class WeightFormat:
             return
         own = _GROUPS[self.name]
         if self.blocks is not None:
-            raise ValueError(f"WeightFormat: {self.name} has blocks of {BLOCK}. Leave group_size out.")
+            raise ValueError(f"WeightFormat: {self.name} has blocks of {own}. Leave group_size out.")
         if not own:
             shared = "channel" if own is None else "tensor"
             raise ValueError(f"WeightFormat: {self.name} has one scale per {shared}. Leave group_size out.")
@@ -184,6 +185,11 @@ class WeightFormat:
     def group(self) -> int | None:
         """How many weights along the summed axis share a scale; None: all of them."""
         return self.group_size or _GROUPS[self.name] or None
+
+    @property
+    def whole(self) -> int | None:
+        """Of how many weights a sum must have a multiple: the group, or for K formats 256; None: any number."""
+        return self.group if self.blocks is None else self.blocks.whole
 
     @property
     def blocks(self) -> BlockFormat | None:
@@ -240,17 +246,23 @@ def encode(w: jax.Array, format: WeightFormat) -> list[jax.Array]:
     Raises:
       ValueError: groups that do not divide the last axis.
     """
-    size = format.group
-    if size is not None and w.shape[-1] % size:
+    codes, *rest = encode_stored(w, format)
+    return [codes, *(rest if format.blocks is None else scales_and_minimums(rest, format.blocks))]
+
+
+def encode_stored(w: jax.Array, format: WeightFormat) -> list[jax.Array]:
+    """The same, but with what a file stores: K formats have scales in two parts, see `encode_blocks`."""
+    if format.whole is not None and w.shape[-1] % format.whole:
         cure = "another group_size" if format.blocks is None else "another format for this module, or qjax.FLOAT"
         raise ValueError(
-            f"{format}: expected groups that divide the {w.shape[-1]} weights of a sum, got groups of {size}. Choose "
-            f"{cure}."
+            f"{format}: expected groups that divide the {w.shape[-1]} weights of a sum, got groups of {format.whole}. "
+            f"Choose {cure}."
         )
+    size = format.group
     view = w if size is None else w.reshape(*w.shape[:-1], w.shape[-1] // size, size)
     if format.blocks is not None:
-        codes, *parts = encode_blocks(view, format.blocks)
-        return [codes.reshape(w.shape), *(part.reshape(view.shape[:-1]) for part in parts)]
+        codes, *stored = encode_blocks(view, format.blocks)
+        return [codes.reshape(w.shape), *stored]
     kind = _KINDS[format.name]
     scale = kind.scale(view, kind)
     # a group whose scale rounds to 0 has the codes of 0

@@ -17,6 +17,7 @@ format with minimums m (w_k = code * sw + m) adds `float32(sum_(k in g) (x_k - z
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -32,7 +33,7 @@ from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_su
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.qspec import dividing_group, known_fields
 from qjax.numerics.unfused import unfused
-from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
+from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode, encode_stored
 from qjax.ops import accumulate, dynamic_groups, dynamic_windows
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
@@ -277,7 +278,7 @@ class DynamicProduct:
         return min(sizes) if sizes else None
 
     def _check_groups(self) -> None:
-        size = self.group
+        size = self.weights.whole if isinstance(self.weights, WeightFormat) else self.group
         if size is not None and dividing(size, self.eqn, self.weight) != size:
             cure = "Leave out group_size." if isinstance(self.weights, QSpec) else "Override this module separately."
             raise ValueError(
@@ -329,11 +330,19 @@ class DynamicProduct:
         """
         return _traced_weight_parts(self, w)
 
+    def stored_parts(self, w: jax.Array) -> list[jax.Array]:
+        """The codes and what a packed weight stores beside them; see `weight_formats.encode_stored`."""
+        return self._encoded(w, encode_stored) if isinstance(self.weights, WeightFormat) else self.weight_parts(w)[:-1]
+
+    def _encoded(self, w: jax.Array, encode: Callable[[jax.Array, WeightFormat], list[jax.Array]]) -> list[jax.Array]:
+        assert isinstance(self.weights, WeightFormat)
+        w = lax.stop_gradient(w).astype(jnp.float32)
+        at = self.summed[0] if self.group is not None else w.ndim - 1
+        return [jnp.moveaxis(part, -1, at) for part in encode(jnp.moveaxis(w, at, -1), self.weights)]
+
     def _weight_parts(self, w: jax.Array) -> list[jax.Array]:
         if isinstance(self.weights, WeightFormat):
-            w = lax.stop_gradient(w).astype(jnp.float32)
-            at = self.summed[0] if self.group is not None else w.ndim - 1
-            parts = [jnp.moveaxis(part, -1, at) for part in encode(jnp.moveaxis(w, at, -1), self.weights)]
+            parts = self._encoded(w, encode)
             parts = [finished_on_cpu(part) for part in parts] if self.group is not None else parts
             return [*parts, self.sums(parts[0])]
         kept = self._op.weight_axes(self.eqn, self.weight)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics.qspec import dividing_group
-from qjax.numerics.weight_formats import WeightFormat, decode, encode
+from qjax.numerics.weight_formats import WeightFormat, decode, encode, encode_stored
 from qjax.ops.base import Equation
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
@@ -91,6 +91,10 @@ class FormattedProduct:
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
         """What depends on the weight alone: its codes, their scales and, if any, their minimums, in rows."""
         return encode(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting)
+
+    def stored_parts(self, w: jax.Array) -> list[jax.Array]:
+        """The codes and what a packed weight stores beside them; see `weight_formats.encode_stored`."""
+        return encode_stored(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting)
 
     def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
         """The product of x and the dequantized weight. The gradient passes straight through to w."""

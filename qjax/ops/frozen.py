@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.affine import QParams, QSpec, dequantize
-from qjax.numerics.block_formats import decode_blocks
+from qjax.numerics.block_formats import BlockFormat, decode_blocks, scales_and_minimums
 from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
 from qjax.numerics.weight_formats import WeightFormat, decode
 from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct, spread
@@ -94,25 +94,31 @@ class Frozen:
         return setting if isinstance(setting, WeightFormat) else None
 
     def packed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
-        """The stored part of what a product or a quantizer makes of a weight: packed codes, scales, zero points."""
+        """What stays in memory of a product's `stored_parts`, or of a quantizer's codes, scales and zero points."""
         width, low, _ = self._codes
         codes, *rest = parts
-        if isinstance(self.use.setting, Dynamic):
-            rest = rest[:-1]  # sums are computed from the codes
-        if self._in_blocks:
-            rest = [part.astype(jnp.float16) for part in rest]  # nothing is lost: they are on its grid
+        if self._blocks is not None:  # nothing is lost: floats are on the grid of float16
+            rest = [part.astype(jnp.float16) if part.dtype == jnp.float32 else part for part in rest]
         return [to_bytes(codes.astype(jnp.int32) - low, width), *rest]
 
-    def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
-        """The inverse of `packed`, without sums; for one iteration."""
+    def stored(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
+        """The inverse of `packed`; for one iteration."""
         width, low, dtype = self._codes
         codes = from_bytes(packed[0], width, self._code_shape).astype(jnp.int32) + low
-        rest = [part.astype(jnp.float32) for part in packed[1:]] if self._in_blocks else packed[1:]
-        return [codes.astype(dtype), *rest]
+        return [codes.astype(dtype), *(_widened(part) for part in packed[1:])]
+
+    def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
+        """The product's `weight_parts` without sums, or a quantizer's codes, scales and zero points."""
+        codes, *rest = self.stored(packed)
+        if self._blocks is None:
+            return [codes, *rest]
+        summed = [axis for axis in range(len(self.use.shape)) if axis not in self.use.kept]
+        axis = summed[0] if isinstance(self.use.setting, Dynamic) else -1
+        return [codes, *scales_and_minimums(rest, self._blocks, axis)]
 
     @property
-    def _in_blocks(self) -> bool:
-        return self._format is not None and self._format.blocks is not None
+    def _blocks(self) -> BlockFormat | None:
+        return self._format and self._format.blocks
 
     def operand(self, packed: Sequence[jax.Array]) -> jax.Array:
         """The weight as its product reads it, float32; for one iteration."""
@@ -136,7 +142,7 @@ class Frozen:
         """Whether it is a table (rows, columns) of which single rows can be unpacked: blocks run along its rows."""
         straight = (self.use.moves, self.use.kept) == ((), (0,))
         turned = (self.use.moves, self.use.kept) == ((("transpose", (1, 0)),), (1,))
-        if not self._in_blocks or self.stack or len(self.shape) != 2 or not (straight or turned):
+        if self._blocks is None or self.stack or len(self.shape) != 2 or not (straight or turned):
             return False
         return self._row_axis == 0 or self._codes[0] == 8
 
@@ -152,12 +158,21 @@ class Frozen:
         stored = [packed[0].reshape((count, -1) if axis == 0 else self._code_shape), *packed[1:]]
         found = [jnp.moveaxis(jnp.take(part, indices.reshape(-1), axis=axis, mode="clip"), axis, 0) for part in stored]
         codes = from_bytes(found[0].reshape(-1), width, (indices.size, columns)).astype(jnp.int32) + low
-        parts = [spread(part.astype(jnp.float32), codes.shape) for part in found[1:]]
-        return decode_blocks(codes, *parts).astype(self.dtype).reshape(*indices.shape, columns)
+        assert self._blocks is not None
+        parts = scales_and_minimums([_widened(part) for part in found[1:]], self._blocks)
+        return (
+            decode_blocks(codes, *(spread(part, codes.shape) for part in parts))
+            .astype(self.dtype)
+            .reshape(*indices.shape, columns)
+        )
 
     def of_iteration(self) -> "Frozen":
         """The same within the outermost scan."""
         return dataclasses.replace(self, stack=self.stack[1:])
+
+
+def _widened(part: jax.Array) -> jax.Array:
+    return part.astype(jnp.float32) if part.dtype == jnp.float16 else part
 
 
 @dataclasses.dataclass(frozen=True)

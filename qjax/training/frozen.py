@@ -81,8 +81,19 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
     return freeze_weights(qmodel, sample, train=train)
 
 
-def freeze_weights(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: bool = False) -> FrozenBase:
-    """`freeze_base`; lookups: whether rows that are looked up in float may become those that their codes represent."""
+def freeze_weights(
+    qmodel: QuantizedModel,
+    sample: Any,
+    *,
+    train: Any,
+    lookups: bool = False,
+    stored: Callable[[str, Frozen], tuple[jax.Array, ...] | None] = lambda name, frozen: None,
+) -> FrozenBase:
+    """`freeze_base` for weights whose codes are known already.
+
+    lookups: whether rows that are looked up in float may become those that their codes represent. stored: the arrays of
+    `Frozen.packed` of a parameter, with the axes of scans in front; None: they are computed from its floats.
+    """
     check_quantized(qmodel, "freeze_base")
     call = evaluation_copy(qmodel).trace(*arguments_of(sample, "freeze_base"))
     traced, annotation = call.traced, call.annotation
@@ -108,7 +119,7 @@ def freeze_weights(qmodel: QuantizedModel, sample: Any, *, train: Any, lookups: 
         variable = variables[name]
         whole = variable[...]
         frozen = Frozen(use, whole.shape[depth:], str(whole.dtype), whole.shape[:depth])
-        found[id(variable)] = FrozenParam.of(variable, frozen, _pack(frozen, whole, parts))
+        found[id(variable)] = FrozenParam.of(variable, frozen, stored(name, frozen) or _pack(frozen, whole, parts))
         names.append(name)
     if not names:
         reasons = "; ".join(f"{name}: {why}" for name, why in left) or "the call reads no quantized weight but adapters"
@@ -177,7 +188,7 @@ def _is_weight(annotation: Annotation, eqn: Equation, index: int) -> bool:
 
 
 def _of_product(product: Any, dtype: Any) -> _Parts:
-    return lambda w, step: product.weight_parts(w.astype(dtype))
+    return lambda w, step: product.stored_parts(w.astype(dtype))
 
 
 def _of_quantizer(qmodel: QuantizedModel, name: str, dtype: Any) -> _Parts:

@@ -9,6 +9,7 @@ from flax import nnx
 from gguf import quants
 
 from qjax.contrib.gguf.blocks import pack, unpack
+from tests.numerics.test_k_formats import random_bytes
 
 WIDTH, HIDDEN, VOCABULARY = 64, 96, 32
 TOKENS = np.arange(24, dtype=np.int32).reshape(2, 12) % VOCABULARY
@@ -26,6 +27,36 @@ class Block(nnx.Module):
         y = self.norm(x)
         y = y + self.query(y).reshape(y.shape)
         return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
+
+
+class Wide(nnx.Module):
+    """A product and a tied embedding whose rows are whole blocks of 256."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(VOCABULARY, 256, rngs=rngs)
+        self.up = nnx.Linear(256, 512, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(512, 256, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.embed(tokens)
+        return self.embed.attend(x + self.down(nnx.relu(self.up(x))))
+
+
+WIDE = {"embed/embedding": "token_embd.weight", "up/kernel": "up.weight", "down/kernel": "down.weight"}
+
+
+def write_wide_file(path: Path, embed: str, up: str, down: str) -> None:
+    """Write a file with tensors of these K formats, whose blocks are random."""
+    writer = gguf.GGUFWriter(path, "llama")
+    shapes = {"token_embd": (embed, VOCABULARY, 256), "up": (up, 512, 256), "down": (down, 256, 512)}
+    for seed, (name, (format, rows, columns)) in enumerate(shapes.items()):
+        data = random_bytes(format, rows * columns // 512, seed).reshape(rows, -1)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType[format.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 class Net(nnx.Module):

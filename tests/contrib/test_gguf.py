@@ -14,7 +14,18 @@ from gguf import quants
 import qjax
 from qjax.export.read_errors import ReadError
 from qjax.layers.frozen import frozen_parameters
-from tests.contrib.gguf_models import HIDDEN, TOKENS, VOCABULARY, WIDTH, Net, names, write_file
+from tests.contrib.gguf_models import (
+    HIDDEN,
+    TOKENS,
+    VOCABULARY,
+    WIDE,
+    WIDTH,
+    Net,
+    Wide,
+    names,
+    write_file,
+    write_wide_file,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:quantize. parts under qjax.Dynamic stay in float")
 
@@ -69,6 +80,32 @@ def test_codes_enter_and_leave_unchanged(path: Path, tmp_path: Path, activations
         np.testing.assert_allclose(logits, model(jnp.asarray(TOKENS)), rtol=1e-4, atol=1e-4)
     qjax.gguf.write(qmodel, tmp_path / "out.gguf", names, like=path)
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("formats", "activations"),
+    [(("q6_k", "q4_k", "q6_k"), "block"), (("q5_k", "q3_k", "q2_k"), "row"), (("q6_k", "q4_k", "q5_k"), "float")],
+)
+def test_codes_of_k_formats_enter_and_leave_unchanged(
+    tmp_path: Path, formats: tuple[str, str, str], activations: Any
+) -> None:
+    write_wide_file(tmp_path / "model.gguf", *formats)
+    file, model = qjax.gguf.read(tmp_path / "model.gguf"), Wide()
+    qjax.gguf.load(model, file, WIDE)
+    floats = model(jnp.asarray(TOKENS))
+    recipe = qjax.Recipe(overrides=qjax.gguf.overrides(file, WIDE, model, activations=activations))
+    qmodel: Any = qjax.quantize(model, recipe, TOKENS)
+    loaded = qjax.gguf.freeze(qmodel, TOKENS, file, WIDE, train=())
+    assert (set(loaded.parameters), loaded.left) == (set(WIDE), ())
+    logits = nnx.jit(lambda m, x: m(x))(qmodel, TOKENS)
+    error = np.linalg.norm(logits - floats) / np.linalg.norm(floats)
+    assert error < (1e-5 if activations == "float" else 0.02)
+    np.testing.assert_array_equal(nnx.jit(qjax.exact(qmodel, TOKENS))(qmodel, TOKENS), logits)
+    graph = qjax.convert(qmodel, TOKENS)
+    graph.save(tmp_path / "model.qjax")
+    np.testing.assert_array_equal(qjax.load(tmp_path / "model.qjax")(TOKENS), logits)
+    qjax.gguf.write(qmodel, tmp_path / "out.gguf", WIDE, like=file)
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
 
 
 def test_what_was_trained_is_written(path: Path, tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ class Tensor:
     def parts(self) -> Parts:
         """int8 codes of the tensor's shape, and for each block of 32 a float32 scale and, if any, a minimum.
 
+        K formats have scales and minimums in two parts: for 256 weights a float32 number, and for each block an int8
+        one, by which it is multiplied; minimums are subtracted.
+
         Raises:
           ValueError: another format than those of `qjax.WeightFormat`.
         """

@@ -16,7 +16,7 @@ from qjax.export import files
 from qjax.layers.frozen import FrozenParam, frozen_parameters
 from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.numerics.block_formats import BLOCK, BLOCK_FORMATS
-from qjax.numerics.weight_formats import WeightFormat, encode
+from qjax.numerics.weight_formats import WeightFormat, encode_stored
 from qjax.ops.formatted import Layout
 from qjax.ops.frozen import Frozen
 from qjax.recipe.recipe import FLOAT, Dynamic
@@ -149,8 +149,8 @@ def overrides(
       file: a GGUF file.
       names: see `load`.
       model: the float model, whose parameters are named.
-      activations: how products get those. "block": int8 codes with a scale for each 32, as llama.cpp quantizes them;
-        "row": with one for each row; "float": no codes.
+      activations: how products get those. "block": int8 codes with a scale for each 32, as llama.cpp quantizes them
+        except for K formats, where it has one for each 256; "row": with one for each row; "float": no codes.
 
     Raises:
       ValueError: a format that `qjax.WeightFormat` does not have.
@@ -220,30 +220,29 @@ def freeze(qmodel: QuantizedModel, sample: Any, file: GGUFFile, names: Names, *,
     floats = {path: np.asarray(variable[...]) for path, variable in _named(qmodel.model)}
     _checked(file)
     trial = nnx.clone(qmodel, variables=False)  # so that an error leaves the model as it was
-    base = freeze_weights(trial, sample, train=train, lookups=True)
     wrong: list[str] = []
     found: dict[str, tuple[str, ...]] = {}
-    for key, parameter in _frozen(trial):
+
+    def of_file(key: str, frozen: Frozen) -> tuple[jax.Array, ...] | None:
         source = _source(names, key, file.tensors, wrong)
         if source is None:
-            continue
-        frozen: Frozen = parameter.get_metadata("frozen")
+            return None
         format = format_of(frozen)
-        stored = [file[name] for name in _names(source)]
-        if format is None or {tensor.format for tensor in stored} != {format.name}:
+        tensors = [file[name] for name in _names(source)]
+        if format is None or {tensor.format for tensor in tensors} != {format.name}:
             wrong.append(
-                f"{key}: expected the weight format {stored[0].format!r} of the file, got {frozen.use.setting}. Use "
+                f"{key}: expected the weight format {tensors[0].format!r} of the file, got {frozen.use.setting}. Use "
                 "qjax.gguf.overrides."
             )
-            continue
-        sums = [jnp.zeros(())] if _dynamic(frozen) else []  # not stored, because they are computed from the codes
-        rows = [frozen.packed([*_in_layout(frozen, tensor.parts()), *sums]) for tensor in stored]
+            return None
+        rows = [frozen.packed(_in_layout(frozen, tensor.parts())) for tensor in tensors]
         packed = rows[0] if not frozen.stack else [jnp.stack(arrays) for arrays in zip(*rows, strict=True)]
         if not np.array_equal(np.asarray(frozen(*packed)[0]), floats[key]):
             wrong.append(f"{key}: expected the numbers of the file, got others. Call qjax.gguf.load before quantize.")
-            continue
-        parameter.set_value(tuple(packed))
         found[key] = _names(source)
+        return tuple(packed)
+
+    base = freeze_weights(trial, sample, train=train, lookups=True, stored=of_file)
     refuse(wrong)
     before = {path: node for path, node in nnx.iter_graph(qmodel) if isinstance(node, nnx.Variable)}
     new = {id(before[path]): node for path, node in nnx.iter_graph(trial) if isinstance(node, FrozenParam)}
@@ -435,7 +434,7 @@ def _frozen_bytes(parameter: FrozenParam, tensor: Tensor, step: tuple[int, ...])
             "qjax.gguf.overrides, or take another file as `like`"
         )
     packed = [part[step] for part in parameter.get_raw_value()]
-    return pack(_out_of_layout(frozen, frozen.unpacked(packed)), format.name).tobytes()
+    return pack(_out_of_layout(frozen, frozen.stored(packed)), format.name).tobytes()
 
 
 def _float_bytes(value: np.ndarray, source: Source, key: str, tensor: Tensor) -> bytes:
@@ -444,7 +443,7 @@ def _float_bytes(value: np.ndarray, source: Source, key: str, tensor: Tensor) ->
     columns = tensor.shape[-1]
     rows = value.reshape(columns, -1).T if source.transposed else value.reshape(-1, columns)
     if tensor.has_codes:
-        parts = encode(jnp.asarray(rows, jnp.float32), WeightFormat(tensor.format))
+        parts = _encode(jnp.asarray(rows, jnp.float32), WeightFormat(tensor.format))
         return pack(tuple(np.asarray(part) for part in parts), tensor.format).tobytes()
     if tensor.format not in ("f32", "f16"):
         raise ValueError(
@@ -452,6 +451,9 @@ def _float_bytes(value: np.ndarray, source: Source, key: str, tensor: Tensor) ->
             "`names`, and its bytes stay as they are in `like`"
         )
     return np.ascontiguousarray(rows, "<f4" if tensor.format == "f32" else "<f2").tobytes()
+
+
+_encode = jax.jit(encode_stored, static_argnums=1)
 
 
 def _bytes(model: nnx.Module) -> int:
