@@ -35,7 +35,9 @@ _REDUCTIONS = {
     "reduce_and": jnp.all,
     "reduce_or": jnp.any,
 }
-_BOOLEAN = {"and": lax.bitwise_and, "or": lax.bitwise_or, "not": lax.bitwise_not, "xor": lax.bitwise_xor}
+_BITS = {"and": lax.bitwise_and, "or": lax.bitwise_or, "not": lax.bitwise_not, "xor": lax.bitwise_xor} | {
+    name: getattr(lax, name) for name in ("shift_left", "shift_right_logical", "shift_right_arithmetic")
+}
 _GATHERS = tuple(mode.name for mode in lax.GatherScatterMode)
 _FFT = ("FFT", "IFFT", "RFFT", "IRFFT")
 
@@ -117,7 +119,7 @@ _WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "w
 
 STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     **{name: _named(name) for name in (*_UNARY, *_BINARY) if hasattr(lax, name)},
-    **{name: ((), lambda p, *args, f=function: f(*args)) for name, function in _BOOLEAN.items()},
+    **{name: ((), lambda p, *args, f=function: f(*args)) for name, function in _BITS.items()},
     **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
     "round": (("rounding_method",), lambda p, x: lax.round(x, lax.RoundingMethod(p["rounding_method"]))),
     "integer_pow": (("y",), lambda p, x: lax.integer_pow(x, p["y"])),

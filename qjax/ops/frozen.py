@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax.numerics.affine import QParams, QSpec, dequantize
 from qjax.numerics.block_formats import BlockFormat, decode_blocks, scales_and_minimums
-from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
+from qjax.numerics.narrow_codes import from_bytes, joined, split, to_bytes
 from qjax.numerics.weight_formats import WeightFormat, decode
 from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct, spread
 from qjax.ops.formatted import FormattedProduct, Layout
@@ -83,9 +83,9 @@ class Frozen:
         setting = self.use.setting
         setting = (setting.weights or WEIGHTS) if isinstance(setting, Dynamic) else setting
         if isinstance(setting, QSpec):
-            return width_of(setting.bits), setting.qmin, setting.dtype
+            return setting.bits, setting.qmin, setting.dtype
         bits, low = setting.code_range
-        return width_of(bits), low, jnp.int8 if setting.has_integer_codes else jnp.uint8
+        return bits, low, jnp.int8 if setting.has_integer_codes else jnp.uint8
 
     @property
     def _format(self) -> WeightFormat | None:
@@ -95,16 +95,19 @@ class Frozen:
 
     def packed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """What stays in memory of a product's `stored_parts`, or of a quantizer's codes, scales and zero points."""
-        width, low, _ = self._codes
+        bits, low, _ = self._codes
         codes, *rest = parts
+        codes = codes.T if self._is_turned else codes
         if self._blocks is not None:  # nothing is lost: floats are on the grid of float16
             rest = [part.astype(jnp.float16) if part.dtype == jnp.float32 else part for part in rest]
-        return [to_bytes(codes.astype(jnp.int32) - low, width), *rest]
+        return [to_bytes(codes.astype(jnp.int32) - low, bits), *rest]
 
     def stored(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
         """The inverse of `packed`; for one iteration."""
-        width, low, dtype = self._codes
-        codes = from_bytes(packed[0], width, self._code_shape).astype(jnp.int32) + low
+        bits, low, dtype = self._codes
+        shape = self._code_shape
+        codes = from_bytes(packed[0], bits, shape[::-1] if self._is_turned else shape).astype(jnp.int32) + low
+        codes = codes.T if self._is_turned else codes
         return [codes.astype(dtype), *(_widened(part) for part in packed[1:])]
 
     def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
@@ -140,31 +143,35 @@ class Frozen:
     @property
     def has_rows(self) -> bool:
         """Whether it is a table (rows, columns) of which single rows can be unpacked: blocks run along its rows."""
-        straight = (self.use.moves, self.use.kept) == ((), (0,))
+        straight = len(self.shape) == 2 and (self.use.moves, self.use.kept) == ((), (0,))
         turned = (self.use.moves, self.use.kept) == ((("transpose", (1, 0)),), (1,))
-        if self._blocks is None or self.stack or len(self.shape) != 2 or not (straight or turned):
-            return False
-        return self._row_axis == 0 or self._codes[0] == 8
+        return self._blocks is not None and not self.stack and (straight or turned)
+
+    @property
+    def _is_turned(self) -> bool:
+        """Whether a product reads a table transposed. Its codes are stored row by row nevertheless, for lookups."""
+        return self._row_axis == 1 and self.has_rows
 
     @property
     def _row_axis(self) -> int:
-        """The axis of the stored codes along which the rows of a table run."""
+        """The axis of the product's scales along which the rows of a table run."""
         return self.use.kept[0] if isinstance(self.use.setting, Dynamic) else 0
 
     def rows(self, packed: Sequence[jax.Array], indices: jax.Array) -> jax.Array:
         """Some rows of the parameter, (*indices, columns), in its dtype; see `has_rows`. indices: within the table."""
-        width, low, _ = self._codes
+        bits, low, _ = self._codes
         axis, (count, columns) = self._row_axis, self.shape
-        stored = [packed[0].reshape((count, -1) if axis == 0 else self._code_shape), *packed[1:]]
-        found = [jnp.moveaxis(jnp.take(part, indices.reshape(-1), axis=axis, mode="clip"), axis, 0) for part in stored]
-        codes = from_bytes(found[0].reshape(-1), width, (indices.size, columns)).astype(jnp.int32) + low
+
+        def some(stored: jax.Array, axis: int) -> jax.Array:
+            return jnp.moveaxis(jnp.take(stored, indices.reshape(-1), axis=axis, mode="clip"), axis, 0)
+
+        own = split(packed[0], bits, count * columns)
+        chosen = [some(part.reshape(count, -1), 0).reshape(-1) for part in own]
+        codes = joined(chosen, bits, (indices.size, columns)).astype(jnp.int32) + low
         assert self._blocks is not None
-        parts = scales_and_minimums([_widened(part) for part in found[1:]], self._blocks)
-        return (
-            decode_blocks(codes, *(spread(part, codes.shape) for part in parts))
-            .astype(self.dtype)
-            .reshape(*indices.shape, columns)
-        )
+        parts = scales_and_minimums([_widened(some(part, axis)) for part in packed[1:]], self._blocks)
+        value = decode_blocks(codes, *(spread(part, codes.shape) for part in parts))
+        return value.astype(self.dtype).reshape(*indices.shape, columns)
 
     def of_iteration(self) -> "Frozen":
         """The same within the outermost scan."""

@@ -27,7 +27,7 @@ _FIELDS = {
     "q5_k": (4, 32, 1, 32),
     "q6_k": (4, 64, 2, 32),
 }
-"""Format -> low bits of a code and how many bytes in a row hold those of consecutive codes; the same of its high bits."""
+"""Format -> bits of a code in the field "low", and how many bytes in a row hold consecutive codes; so for "high"."""
 
 
 def unpack_k(data: np.ndarray, format: str, lowest: int) -> list[np.ndarray]:

@@ -150,7 +150,7 @@ def overrides(
       names: see `load`.
       model: the float model, whose parameters are named.
       activations: how products get those. "block": int8 codes with a scale for each 32, as llama.cpp quantizes them
-        except for K formats, where it has one for each 256; "row": with one for each row; "float": no codes.
+        for all but K formats, where it has one for each 256; "row": with one for each row; "float": no codes.
 
     Raises:
       ValueError: a format that `qjax.WeightFormat` does not have.
