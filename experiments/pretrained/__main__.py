@@ -66,6 +66,7 @@ def recipes(file: Any, model: nnx.Module) -> dict[str, qjax.Recipe]:
         "the file's codes, float activations": of_file("float"),
         "the file's codes, int8 in blocks of 32": of_file("block"),
         "the file's codes, int8 in rows": of_file("row"),
+        "the file's codes, llama.cpp's arithmetic": of_file("llama_cpp"),
         "W8A8 in blocks of 32 (q8_0)": everywhere(weights=qjax.WeightFormat("q8_0"), per="block", block=32),
         "W8A8 in rows": everywhere(per="row"),
         "W4A8, weights in groups of 32, in rows": everywhere(weights=FOUR, activations=ROWS, per="row"),

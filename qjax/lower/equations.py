@@ -15,7 +15,7 @@ from qjax.lower.builder import Builder
 from qjax.lower.float_rows import rows_product
 from qjax.lower.values import Accumulator, Codes, Constant, Found, Real, Step, tensor_of, value_of
 from qjax.numerics._namespace import traced
-from qjax.ops import Op
+from qjax.ops import Op, dynamic_rows
 from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.facts import ProductFacts
 from qjax.ops.fields import plain
@@ -53,7 +53,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
     """The lowered outputs of an equation without a body."""
     annotated = builder.annotation.ops.get(eqn)
     product = product_of(eqn)
-    if isinstance(product, DynamicProduct) and product.formula != "onnx":
+    if isinstance(product, DynamicProduct) and dynamic_rows.is_operator(product):
         return [rows_product(builder, eqn, product, found)]
     if eqn in builder.annotation.floats or any(isinstance(f, float_parts.Float) for f in found):
         return list(float_parts.calls(eqn, found))

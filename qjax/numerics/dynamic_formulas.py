@@ -1,15 +1,19 @@
-"""How runtimes quantize rows at run time, and how they turn sums into floats: named formulas that a target chooses.
+"""How runtimes quantize rows at run time, and how they turn sums into floats: named formulas.
+
+A target chooses one of LiteRT's, and `Dynamic(arithmetic=...)` that of llama.cpp.
 
 | formula | runtime | codes of a row | a sum becomes a float |
 | --- | --- | --- | --- |
 | "onnx" | ONNX Runtime, and qjax if no runtime is named | see `numerics.dynamic` | `sum * (s_x * s_w)` |
 | "tflite" | LiteRT's own kernels, reference and optimised | see `tflite_qparams` | `sum * (s_x * s_w)` |
 | "xnnpack" | XNNPACK, LiteRT's default | see `xnnpack_qparams` | `(sum * s_x) * s_w` |
+| "ggml_avx2" | llama.cpp on x86-64 with AVX2 | see `ggml_codes` | see `of_lanes` |
 
 All arithmetic is float32, and each step is rounded once. LiteRT's formulas compute int8 codes in [-128, 127].
 
 Sources: LiteRT's `fully_connected.cc` and `portable_tensor_utils.cc`; XNNPACK's `quantization.h` and its microkernels
-`f32-qs8-vcvt`, `qd8-f32-qc8w-gemm` and `qd8-f32-qb4w-gemm`.
+`f32-qs8-vcvt`, `qd8-f32-qc8w-gemm` and `qd8-f32-qb4w-gemm`; `quantize_row_q8_1`, `ggml_vec_dot_q4_1_q8_1` and their
+like in ggml's `ggml-cpu/arch/x86/quants.c` (in llama-cpp-python 0.3.36).
 """
 
 import dataclasses
@@ -23,14 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.numerics.float16 import to_float16_grid
 from qjax.numerics.fused import fused_multiply_add
 from qjax.numerics.qspec import QSpec
 from qjax.numerics.quotient import quotient
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
 
-DynamicFormula = Literal["onnx", "tflite", "xnnpack"]
+DynamicFormula = Literal["onnx", "tflite", "xnnpack", "ggml_avx2"]
 DYNAMIC_FORMULAS: tuple[DynamicFormula, ...] = ("onnx", "tflite", "xnnpack")
+"""Those that a target can have."""
+LANES = 8
+"""The floats of an AVX register."""
 
 _LOW, _HIGH, _SPAN, _ONE, _ZERO = (np.float32(n) for n in (-128, 127, 255, 1, 0))
 _UNSIGNED = np.int32(128)
@@ -127,6 +135,40 @@ def xnnpack_qparams(x: jax.Array, reduced: Sequence[int]) -> tuple[jax.Array, ja
     better = (_LOW + below) + (_HIGH + above) > _ZERO
     zero_point = jnp.clip(jnp.where(better, _LOW - below, _HIGH - above), _LOW, _HIGH)
     return factor, _quotient(_ONE, factor), _integer(round_float(zero_point, Rounding.NEAREST_EVEN))
+
+
+def ggml_codes(x: jax.Array, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """int8 codes as ggml computes them with AVX: nearest(x * (127 / d)), where d = max|x|, ties to even.
+
+    Args:
+      x: float32. reduced: the axes that share a scale.
+
+    Returns:
+      codes: int8, of x's shape. scale: float16(d / 127) and sums: float16(d / 127 * the sum of the codes), both in
+      float32 and in the shape of the other axes. Products read the sums if the weight has minimums.
+    """
+    axes = tuple(reduced)
+    kept = tuple(axis for axis in range(x.ndim) if axis not in reduced)
+    largest = jnp.max(jnp.abs(x), axes)
+    factor = jnp.where(largest == _ZERO, _ZERO, _quotient(_HIGH, largest))
+    codes = round_float(unfused(x * lax.broadcast_in_dim(factor, x.shape, kept)), Rounding.NEAREST_EVEN)
+    # NaN has no code, so use an integer on which every machine agrees
+    codes = jnp.where(jnp.isnan(codes), jnp.zeros_like(codes), jnp.clip(codes, _LOW, _HIGH)).astype(jnp.int32)
+    scale = _quotient(largest, _HIGH)
+    sums = to_float16_grid(unfused(scale * jnp.sum(codes, axes).astype(jnp.float32)))
+    return codes.astype(jnp.int8), to_float16_grid(scale), sums
+
+
+def of_lanes(lanes: jax.Array) -> jax.Array:
+    """The sum of 8 lanes (8, ...), as ggml's `hsum_float_8` adds them.
+
+    A lane sums 4 neighbouring products of each block of 32 in int32, and adds the terms of the blocks by fused
+    multiply-adds: `lane = fma(s_x * s_w, float32(sum), lane)`. Minimums of the weight, times the sums of `ggml_codes`,
+    have a total of their own, which is added last.
+    """
+    four = lanes[4:] + lanes[:4]
+    two = four[:2] + four[2:]
+    return unfused(two[0] + two[1])
 
 
 def of_sums(acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, formula: DynamicFormula) -> jax.Array:

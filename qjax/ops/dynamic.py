@@ -29,7 +29,7 @@ from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, qua
 from qjax.numerics.block_formats import BLOCK_FORMATS
 from qjax.numerics.calls import traced_once
 from qjax.numerics.dynamic import dynamic_codes
-from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_sums, row_codes
+from qjax.numerics.dynamic_formulas import DynamicFormula, ggml_codes, grouped_scales, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.qspec import dividing_group, known_fields
 from qjax.numerics.unfused import unfused
@@ -68,6 +68,9 @@ class Dynamic:
         of one pixel have rows, and none has blocks.
       block: how many numbers a block has; only for `per="block"`. Groups of the weight have as many, or a multiple or a
         part of it.
+      arithmetic: "ggml_avx2" quantizes and adds as llama.cpp does on x86-64 with AVX2, with the same bits, for weights
+        in the formats q4_0, q4_1, q5_0, q5_1 and q8_0 and blocks of 32: `numerics.dynamic_formulas.of_lanes`. None: as
+        the recipe's target does.
 
     Examples:
       >>> import qjax
@@ -84,8 +87,11 @@ class Dynamic:
     activations: QSpec | None = None
     per: Per = "tensor"
     block: int | None = None
+    arithmetic: Literal["ggml_avx2"] | None = None
 
     def __post_init__(self) -> None:
+        if self.arithmetic not in (None, "ggml_avx2"):
+            raise ValueError(f"Dynamic: arithmetic: expected 'ggml_avx2' or None, got {self.arithmetic!r}.")
         for name, spec in (("weights", self.weights), ("activations", self.activations)):
             if spec is None or (name == "weights" and isinstance(spec, WeightFormat) and spec.has_integer_codes):
                 continue
@@ -128,11 +134,15 @@ class Dynamic:
         if not isinstance(self.weights, WeightFormat):
             own = self.weights or WEIGHTS
             weights = f"w{own.bits}" + (f" in groups of {own.group_size}" if own.group_size is not None else "")
-        return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self._per}"
+        return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self._per}{self._as}"
 
     @property
     def _per(self) -> str:
         return self.per if self.block is None else f"block of {self.block}"
+
+    @property
+    def _as(self) -> str:
+        return f" as {self.arithmetic}" if self.arithmetic else ""
 
     def over(self, weights: QSpec, activations: QSpec) -> "Dynamic":
         """The setting completed by these codes where it states none itself.
@@ -187,7 +197,8 @@ class DynamicCodes:
         """int8 codes (unsigned ones minus 128), float32 scales, and int32 zero points of those int8 codes.
 
         Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over. With blocks they
-        have x's shape, but the number of blocks along the axis that is summed.
+        have x's shape, but the number of blocks along the axis that is summed. Under "ggml_avx2" the third are the sums
+        of `ggml_codes`.
         """
         if self.block is not None:
             (axis,) = self.reduced
@@ -196,6 +207,9 @@ class DynamicCodes:
             return [codes.reshape(x.shape), *parts]
         # the product defines its own derivative, so nothing is differentiated through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
+        if self.formula == "ggml_avx2":
+            codes, scale, sums = ggml_codes(x, self.reduced)
+            return [finished_on_cpu(codes), scale, sums]
         if self.formula != "onnx":
             codes, scale, zero_point = row_codes(x, self.spec.symmetric, self.reduced, self.formula)
             return [finished_on_cpu(codes), scale, zero_point]

@@ -6,14 +6,16 @@ expression.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.affine import QSpec
-from qjax.numerics.dynamic_formulas import DynamicFormula, Groups, of_groups, terms_of_group
+from qjax.numerics.dynamic_formulas import LANES, DynamicFormula, Groups, of_groups, of_lanes, terms_of_group
+from qjax.numerics.fused import fused_multiply_add
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops import accumulate, products
@@ -62,6 +64,8 @@ def sum_of_groups(
         return _loop(product, unit, *coded)
 
     coded = (x, scale, zero, w, *parts)
+    if product.formula == "ggml_avx2":
+        expression, loop = partial(_lanes, product, unit, in_loop=False), partial(_lanes, product, unit, in_loop=True)
     if product.formula == "xnnpack":
         found = expression(*coded)
     else:
@@ -139,6 +143,51 @@ def _loop(
     *floats, sums = parts
     groups = (*codes, in_front(sums, at), *rows, *(in_front(part, at) for part in floats))
     return unfused(lax.scan(step, nothing, groups)[0])
+
+
+def _lanes(
+    product: Grouped,
+    unit: int,
+    x: jax.Array,
+    scale: jax.Array,
+    x_sums: jax.Array,
+    w: jax.Array,
+    *parts: jax.Array,
+    in_loop: bool,
+) -> jax.Array:
+    """The sum of codes whose blocks have `unit` numbers on both sides, see `of_lanes`. x_sums: see `ggml_codes`."""
+    contracting, _ = product.eqn.params["dimension_numbers"]
+    at, axis, few = product.summed[0], int(contracting[1 - product.weight][0]), unit // LANES
+    multiply = jax.vmap(_product(product, few))
+
+    def of_blocks(codes: jax.Array, axis: int) -> jax.Array:
+        """(blocks, 8, ..., 4, ...): the codes of each lane."""
+        split = split_axis(split_axis(codes, axis, unit), axis + 1, few)
+        return jnp.moveaxis(split, (axis, axis + 1), (0, 1))
+
+    def times(of_x: jax.Array, of_weight: jax.Array) -> jax.Array:
+        return unfused(product.of_x(of_x, x.ndim) * product.of_weight(jnp.expand_dims(of_weight, at)))
+
+    def step(totals: tuple[jax.Array, jax.Array], block: tuple[jax.Array, ...]) -> tuple[Any, None]:
+        x_codes, w_codes, of_x, of_weight, *rest = block
+        lanes, lows = totals
+        sums = multiply(x_codes, w_codes).astype(jnp.float32)
+        scales = jnp.broadcast_to(times(of_x, of_weight)[None], sums.shape)
+        return (fused_multiply_add(scales, sums, lanes), lows + times(rest[0], rest[1]) if rest else lows), None
+
+    shape = product.eqn.out_shapes[0]
+    blocks = [of_blocks(x, axis), of_blocks(w, at), jnp.moveaxis(scale, axis, 0), jnp.moveaxis(parts[0], at, 0)]
+    if len(parts) > 2:
+        blocks += [jnp.moveaxis(x_sums, axis, 0), jnp.moveaxis(parts[1], at, 0)]
+    nothing = jnp.zeros((LANES, *shape), jnp.float32), jnp.zeros(shape, jnp.float32)
+    if in_loop:
+        lanes, lows = lax.scan(step, nothing, tuple(blocks))[0]
+    else:
+        lanes, lows = nothing
+        for index in range(blocks[0].shape[0]):
+            own = tuple(lax.index_in_dim(part, index, 0, keepdims=False) for part in blocks)
+            lanes, lows = step((lanes, lows), own)[0]
+    return of_lanes(lanes) + lows if len(parts) > 2 else of_lanes(lanes)
 
 
 def _product(product: Grouped, unit: int) -> Callable[[jax.Array, jax.Array], jax.Array]:

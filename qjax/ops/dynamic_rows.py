@@ -5,8 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
+from qjax.numerics.block_formats import BLOCK
 from qjax.numerics.dynamic_formulas import DynamicFormula, unsupported
 from qjax.numerics.qspec import QSpec
+from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops import dynamic_windows
 from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.dynamic_conv import DynamicConv
@@ -18,6 +20,8 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     setting, eqn = product.setting, product.eqn
     if formula == "onnx":
         return None
+    if formula == "ggml_avx2":
+        return _problem_of_ggml(product)
     if not isinstance(product.weights, QSpec):
         return f"weights in the format {product.weights}: use a QSpec"
     if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
@@ -36,6 +40,24 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     if product.weight != 1 or batch[0] or sorted(summed) != list(range(rank - len(summed), rank)):
         return "a product of another form than x[..., k] @ w[k, n]: move the summed axes of x to its end"
     return unsupported(formula, product.activations, product.weights)
+
+
+def _problem_of_ggml(product: DynamicProduct) -> str | None:
+    formats = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    if product.is_convolution or {str(d) for d in (*product.eqn.in_dtypes, *product.eqn.out_dtypes)} != {"float32"}:
+        return "expected a matrix product of float32 numbers: override this module with qjax.FLOAT"
+    if not isinstance(product.weights, WeightFormat) or product.weights.name not in formats:
+        known = ", ".join(f"WeightFormat({name!r})" for name in formats)
+        return f"expected weights in a format whose kernels are known, got {product.weights}: use {known}"
+    spec = product.activations
+    if product.setting.block != BLOCK or spec.bits != 8 or not spec.symmetric:
+        return f'expected activations as ggml has them: use per="block", block={BLOCK} and symmetric codes of 8 bits'
+    return None
+
+
+def is_operator(product: DynamicProduct) -> bool:
+    """Whether the product is one operator of LiteRT."""
+    return product.formula in ("tflite", "xnnpack")
 
 
 def operator(product: DynamicProduct) -> tuple[str, dict[str, object]]:

@@ -129,6 +129,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     "select_n": ((), lambda p, *args: lax.select_n(*args)),
     "clamp": ((), lambda p, *args: lax.clamp(*args)),
     "convert_element_type": (("new_dtype",), lambda p, x: lax.convert_element_type(x, jnp.dtype(p["new_dtype"]))),
+    "bitcast_convert_type": (("new_dtype",), lambda p, x: lax.bitcast_convert_type(x, jnp.dtype(p["new_dtype"]))),
     "broadcast_in_dim": (
         ("shape", "broadcast_dimensions"),
         lambda p, x: lax.broadcast_in_dim(x, p["shape"], p["broadcast_dimensions"]),

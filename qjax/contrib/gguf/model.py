@@ -138,7 +138,7 @@ def overrides(
     names: Names,
     model: nnx.Module,
     *,
-    activations: Literal["block", "row", "float"] = "block",
+    activations: Literal["block", "row", "float", "llama_cpp"] = "block",
 ) -> dict[str, Any]:
     """The overrides of a recipe under which products have the weights of the file, in its formats.
 
@@ -150,7 +150,9 @@ def overrides(
       names: see `load`.
       model: the float model, whose parameters are named.
       activations: how products get those. "block": int8 codes with a scale for each 32, as llama.cpp quantizes them
-        for all but K formats, where it has one for each 256; "row": with one for each row; "float": no codes.
+        for all but K formats, where it has one for each 256; "row": with one for each row; "float": no codes;
+        "llama_cpp": as "block", but with llama.cpp's own codes and sums on x86-64 with AVX2, in every bit, see the
+        argument `arithmetic` of `qjax.Dynamic`.
 
     Raises:
       ValueError: a format that `qjax.WeightFormat` does not have.
@@ -181,8 +183,7 @@ def overrides(
             )
             continue
         format = WeightFormat(formats.pop())
-        block = BLOCK if activations == "block" else None
-        setting = format if activations == "float" else Dynamic(weights=format, per=activations, block=block)
+        setting = format if activations == "float" else _dynamic_setting(format, activations)
         # the root's own products have no path of their own
         module = ".*" if is_embedding or len(path) == 1 else "/".join(map(str, path[:-1]))
         if found.setdefault(module, setting) != setting:
@@ -398,6 +399,13 @@ def format_of(frozen: Frozen) -> WeightFormat | None:
 
 def _dynamic(frozen: Frozen) -> bool:
     return isinstance(frozen.use.setting, Dynamic)
+
+
+def _dynamic_setting(format: WeightFormat, activations: Literal["block", "row", "llama_cpp"]) -> Dynamic:
+    if activations == "row":
+        return Dynamic(weights=format, per="row")
+    arithmetic = "ggml_avx2" if activations == "llama_cpp" else None
+    return Dynamic(weights=format, per="block", block=BLOCK, arithmetic=arithmetic)
 
 
 def _in_layout(frozen: Frozen, parts: Parts) -> list[Any]:

@@ -137,7 +137,11 @@ def _split(
     else:
         setting = dynamic.with_fitting_groups(setting, eqn, weight)
         product = DynamicProduct(form_of(eqn) or eqn, weight, setting)
-        if dynamic_rows.problem(product, formula) is None:
+        formula = setting.arithmetic or formula
+        problem = dynamic_rows.problem(product, formula)
+        if setting.arithmetic is not None and problem is not None:
+            raise ValueError(f"Dynamic(arithmetic={formula!r}): {problem}.")
+        if problem is None:
             product = dataclasses.replace(product, formula=formula)
     w, x = eqn.inputs[weight], eqn.inputs[1 - weight]
     equations: list[Equation] = []

@@ -100,6 +100,9 @@ class Translator(Carried):
             return [self.elementwise(name, params, x, tuple(out.shape), np.dtype(out.dtype).name)]
         if name in _ONE:
             return [_ONE[name](self, params, x)]
+        kinds = {np.dtype(v.aval.dtype).kind for v in (*equation.invars, *equation.outvars)}
+        if name == "bitcast_convert_type" and "f" in kinds:
+            raise ValueError("ONNX: no form for the bits of a float as an integer.")
         if name in ("convert_element_type", "bitcast_convert_type"):
             # integers of the same width keep their bits; narrower ones keep the low bits
             return [self.cast(x[0], np.dtype(params["new_dtype"]).name)]
