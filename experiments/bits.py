@@ -50,8 +50,8 @@ SLOW = {
     "tflite sequences",
 }
 """Networks that `--quick` leaves out, with all circuits but those of dense layers."""
-NEVER = {"dropout"}
-"""Operations of models in training, of which no graph has a node."""
+NEVER = {"dropout", "ragged_dot"}
+"""Operations of models of which no graph has a node: the conversion writes others in their place."""
 STYLES: dict[str, dict[str, Any]] = {
     **{style: {"style": style} for style in onnx.STYLES},
     **{f"{style} vnni": {"style": style, "vnni": True} for style in ("integer", "qdq")},

@@ -13,7 +13,7 @@ from qjax.support.installed import conflict, own_folder
 from qjax.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from qjax import calibration, numerics, ops, profiles, targets, training
+    from qjax import calibration, numerics, ops, targets, training
     from qjax.analysis.accumulators import accumulators
     from qjax.analysis.search import Budget, search
     from qjax.analysis.sensitivity import sensitivity
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qjax.api.explain import explain
     from qjax.api.workflow import convert, quantize, verify
     from qjax.comparison.compare import compare
+    from qjax.contrib import profiles
     from qjax.contrib.importers import read
     from qjax.contrib.keras.fit import load_keras, to_keras
     from qjax.contrib.keras.module import from_keras
@@ -141,7 +142,7 @@ _MODULES = {
     "layers": "layers",
     "numerics": "numerics",
     "ops": "ops",
-    "profiles": "profiles",
+    "profiles": "contrib.profiles",
     "reporting": "reporting",
     "targets": "targets",
     "tracing": "tracing",

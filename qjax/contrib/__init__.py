@@ -2,6 +2,7 @@
 
 - `importers`: turns pre-quantized .tflite and .onnx files into graphs (`qjax.read`).
 - `gguf`: language models in the files of llama.cpp (`qjax.gguf`).
+- `profiles`: the requirements of devices (`qjax.profiles`, `Recipe(profile=...)`).
 - `keras`: wraps Keras models (`qjax.from_keras`) and trains them the Keras way (`qjax.to_keras`).
 - `rtl`: the emitter of Verilog, and Icarus Verilog as a runtime.
 - `executorch`: the emitter of .pte files, and ExecuTorch as a runtime.
@@ -11,10 +12,11 @@ Nothing is imported before it is used.
 """
 
 from qjax.runtimes import Runtime, register_runtime
-from qjax.support.extensions import register_emitter
+from qjax.support.extensions import register_emitter, register_profiles
 
 register_emitter("pte", "qjax.contrib.executorch")
 register_emitter("rtl", "qjax.contrib.rtl")
+register_profiles("qjax.contrib.profiles.requests")
 
 register_runtime(
     "executorch",

@@ -16,10 +16,10 @@ from flax import nnx
 
 from qjax.api.workflow import convert
 from qjax.assign.backend import target_of
+from qjax.contrib.profiles import ProfileError
 from qjax.graph.state import Asked
 from qjax.graph.unsupported import ConversionError
 from qjax.model.quantized_model import QuantizedModel
-from qjax.profiles import ProfileError
 from qjax.recipe.recipe import Recipe
 from qjax.support.batches import Batches, Inputs, arguments_of, brief
 from qjax.support.transfers import with_transfers

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from qjax.contrib.profiles import Operator, Tensor
 from qjax.export.read_errors import ReadError
-from qjax.profiles import Operator, Tensor
 
 _WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (1, None)}
 _FUSED = ("Relu", "Clip", "LeakyRelu")

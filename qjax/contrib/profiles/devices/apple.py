@@ -1,9 +1,9 @@
 """Apple Core ML: the forms that coremltools can express. qjax writes no .mlpackage."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, weights
-from qjax.profiles.scheme import Scheme, specs
 
 _REPOSITORY = "https://github.com/apple/coremltools/blob/e0e2f42b0b7c601958c0c2b53ce12c8a39023d00"
 GUIDE = Source(

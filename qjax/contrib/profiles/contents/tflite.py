@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from qjax.contrib.profiles import PARAMETERS, Operator, Tensor
 from qjax.export import document
 from qjax.export.tflite_schema.file import METADATA
 from qjax.export.tflite_schema.model import FileTensor, Model, parse
-from qjax.profiles import PARAMETERS, Operator, Tensor
 
 _WEIGHTS: Mapping[str, tuple[int, int | None]] = {
     "CONV_2D": (1, 2),

@@ -1,9 +1,9 @@
 """ExecuTorch's XNNPACK backend: what its quantizer annotates, as operators of the QDQ model for a .pte."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, same_grid, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, same_grid, weights
-from qjax.profiles.scheme import Scheme, specs
 
 _REPOSITORY = "https://github.com/pytorch/executorch/blob/cff6f4dd32e630945b7188512c1f2b4f102b05ad"
 QUANTIZER = Source(

@@ -10,11 +10,12 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax import QSpec, Recipe, profiles
-from qjax.export.contents import check_file
+from qjax import QSpec, Recipe
+from qjax.contrib import profiles
+from qjax.contrib.profiles import ProfileError
+from qjax.contrib.profiles.contents import check_file
 from qjax.export.emit.onnx import to_model
-from qjax.profiles import ProfileError
-from tests.profiles.networks import IMAGES, ROWS, Chain, Gelu, Maximum, Residual, Softmax, Subtraction
+from tests.contrib.profiles.networks import IMAGES, ROWS, Chain, Gelu, Maximum, Residual, Softmax, Subtraction
 
 NAMES = profiles.names()
 

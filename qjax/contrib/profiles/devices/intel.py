@@ -1,9 +1,9 @@
 """Intel OpenVINO: the quantization schemes that NNCF prescribes for each plugin."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Rule, Source, activations, floats_between, same_grid, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Rule, Source, activations, floats_between, same_grid, weights
-from qjax.profiles.scheme import Scheme, specs
 
 _REPOSITORY = "https://github.com/openvinotoolkit/nncf/blob/ef8e1dbd826a66c47f1be13b3137baff92f644a4"
 

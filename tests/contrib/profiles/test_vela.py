@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from qjax.export.contents import check_file
-from tests.profiles import vela
-from tests.profiles.single import files
+from qjax.contrib.profiles.contents import check_file
+from tests.contrib.profiles import vela
+from tests.contrib.profiles.single import files
 
 RECORDED = Path(__file__).with_name("vela.json")
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 
+from qjax.contrib.profiles.rules import Source
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.rules import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Specs:
       per_channel: whether a tensor may have a scale per channel.
 
     Examples:
-      >>> from qjax.profiles import Specs
-      >>> allowed = Specs(frozenset({"int8"}), frozenset({8}), symmetric=True)
+      >>> from qjax import profiles
+      >>> allowed = profiles.Specs(frozenset({"int8"}), frozenset({8}), symmetric=True)
     """
 
     dtypes: frozenset[str]
@@ -63,9 +63,13 @@ class Scheme:
       source: where the vendor documents it.
 
     Examples:
-      >>> from qjax.profiles import Scheme, Source, specs
-      >>> source = Source("data sheet, version 3", "https://example.com")
-      >>> scheme = Scheme(specs("int8", symmetric=True, per_channel=True), specs("int8"), source)
+      >>> from qjax import profiles
+      >>> source = profiles.Source("data sheet, version 3", "https://example.com")
+      >>> scheme = profiles.Scheme(
+      ...     profiles.specs("int8", symmetric=True, per_channel=True),
+      ...     profiles.specs("int8"),
+      ...     source,
+      ... )
     """
 
     weights: Specs
@@ -91,8 +95,8 @@ def specs(
       per_channel: whether a tensor may have a scale per channel.
 
     Examples:
-      >>> from qjax.profiles import specs
-      >>> specs("int8 uint8", (4, 8)).bits == {4, 8}
+      >>> from qjax import profiles
+      >>> profiles.specs("int8 uint8", (4, 8)).bits == {4, 8}
       True
     """
     return Specs(frozenset(dtypes.split()), frozenset(bits), symmetric, narrow, per_channel)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.profiles.operators import Operator, Tensor
+from qjax.contrib.profiles.operators import Operator, Tensor
 
 Test = Callable[[Operator], str | None]
 
@@ -26,8 +26,8 @@ class Source:
       verified: whether the text was read in that version. Unverified sources are marked wherever they are shown.
 
     Examples:
-      >>> from qjax.profiles import Source
-      >>> source = Source("data sheet, version 3", "https://example.com", verified=False)
+      >>> from qjax import profiles
+      >>> source = profiles.Source("data sheet, version 3", "https://example.com", verified=False)
     """
 
     text: str
@@ -53,12 +53,12 @@ class Rule:
       scheme: whether it is about bits, signs and zero points, which `Scheme` checks on the recipe already.
 
     Examples:
-      >>> from qjax.profiles import Rule, Source
-      >>> rule = Rule(
+      >>> from qjax import profiles
+      >>> rule = profiles.Rule(
       ...     "small batches",
       ...     expected="a batch of 1",
       ...     cure="Convert with a sample of one example and batch='fixed'.",
-      ...     source=Source("data sheet, version 3", "https://example.com"),
+      ...     source=profiles.Source("data sheet, version 3", "https://example.com"),
       ...     test=lambda operator: (
       ...         None if operator.outputs[0].shape[0] == 1 else "another batch"
       ...     ),

@@ -1,9 +1,9 @@
 """Qualcomm QNN, backend HTP: the models that ONNX Runtime's QNN tools and ExecuTorch's quantizer write for it."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, bias, fixed_grid, floats_between, narrow_second, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, bias, fixed_grid, floats_between, narrow_second, weights
-from qjax.profiles.scheme import Scheme, specs
 
 TOOLS = Source(
     "onnxruntime 1.31.1, quantization/execution_providers/qnn/quant_config.py",

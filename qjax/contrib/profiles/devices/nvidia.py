@@ -1,9 +1,9 @@
 """NVIDIA TensorRT: QDQ models with symmetric INT8."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, bias, floats_between, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, bias, floats_between, weights
-from qjax.profiles.scheme import Scheme, specs
 
 HEADER = Source(
     "NvInfer.h, IQuantizeLayer and IDequantizeLayer, TensorRT 11.1.0",

@@ -4,11 +4,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from qjax.contrib.profiles.base import Profile
+from qjax.contrib.profiles.operators import Operator
+from qjax.contrib.profiles.scheme import Specs
+from qjax.contrib.profiles.verdict import Verdict, Violation
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile
-from qjax.profiles.operators import Operator
-from qjax.profiles.scheme import Specs
-from qjax.profiles.verdict import Verdict, Violation
 
 
 def check_operators(
@@ -24,10 +24,9 @@ def check_operators(
 
     Examples:
       >>> from qjax import profiles
-      >>> from qjax.profiles import Operator, Tensor
-      >>> x, y = Tensor("x", (1, 8), "int8"), Tensor("y", (1, 8), "int8")
+      >>> x, y = profiles.Tensor("x", (1, 8), "int8"), profiles.Tensor("y", (1, 8), "int8")
       >>> verdict = profiles.check_operators(
-      ...     profiles.get("ethos_u"), [Operator("MY_OP", "node", (x,), (y,))]
+      ...     profiles.get("ethos_u"), [profiles.Operator("MY_OP", "node", (x,), (y,))]
       ... )
       >>> len(verdict.violations) > 0
       True

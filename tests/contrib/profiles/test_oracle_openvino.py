@@ -1,6 +1,6 @@
 """OpenVINO on the files of the profile `openvino_cpu`: kernels of 8 bits in its execution graph, and its codes.
 
-python -m pytest --oracles -m oracle tests/profiles/test_oracle_openvino.py
+python -m pytest --oracles -m oracle tests/contrib/profiles/test_oracle_openvino.py
 """
 
 import json
@@ -16,8 +16,8 @@ import pytest
 
 import qjax
 from qjax import Recipe
+from tests.contrib.profiles.networks import IMAGES, Chain, Residual
 from tests.export.emit.openvino_networks import exact_here
-from tests.profiles.networks import IMAGES, Chain, Residual
 
 WEIGHTED = ("Convolution", "FullyConnected")
 

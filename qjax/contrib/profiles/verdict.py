@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.profiles.base import Profile
+from qjax.contrib.profiles.base import Profile
 from qjax.support.errors import Unsupported
 
 

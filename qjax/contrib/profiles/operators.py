@@ -26,8 +26,8 @@ class Tensor:
       data: returns the codes of a constant; None for tensors that are computed or fed.
 
     Examples:
-      >>> from qjax.profiles import Tensor
-      >>> tensor = Tensor("x", (None, 8), "int8")  # any batch
+      >>> from qjax import profiles
+      >>> tensor = profiles.Tensor("x", (None, 8), "int8")  # any batch
     """
 
     name: str
@@ -76,9 +76,9 @@ class Operator:
         DequantizeLinear.
 
     Examples:
-      >>> from qjax.profiles import Operator, Tensor
-      >>> x, y = Tensor("x", (1, 8), "int8"), Tensor("y", (1, 8), "int8")
-      >>> operator = Operator("TANH", "tanh", (x,), (y,))
+      >>> from qjax import profiles
+      >>> x, y = profiles.Tensor("x", (1, 8), "int8"), profiles.Tensor("y", (1, 8), "int8")
+      >>> operator = profiles.Operator("TANH", "tanh", (x,), (y,))
     """
 
     name: str

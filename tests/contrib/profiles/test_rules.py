@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qjax import profiles
-from qjax.profiles import Operator, Source, Tensor, rules
-from qjax.profiles.page import markdown
+from qjax.contrib import profiles
+from qjax.contrib.profiles import Operator, Source, Tensor, rules
+from qjax.contrib.profiles.page import markdown
 
 SOURCE = Source("a page", "https://example.com")
 
@@ -174,6 +174,6 @@ def test_every_profile_says_where_its_rules_stand():
 
 def test_the_page_is_that_of_the_data():
     own = [name for name in profiles.names() if not name.endswith("of_this_test")]
-    page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "profiles.md").read_text(encoding="utf-8")
     begin, end = "<!-- profiles -->\n", "\n<!-- end -->"
     assert page[page.index(begin) + len(begin) : page.index(end)] == markdown(own)

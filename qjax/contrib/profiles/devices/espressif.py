@@ -1,9 +1,9 @@
 """Espressif ESP-DL: symmetric codes whose scales are powers of two."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, floats_between, power_of_two, rank, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, floats_between, power_of_two, rank, weights
-from qjax.profiles.scheme import Scheme, specs
 
 STATE = Source(
     "ESP-DL, operator_support_state.md, 12c0616 (2026-07)",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from qjax.profiles.base import Profile, get, names
+from qjax.contrib.profiles.base import Profile, get, names
 from qjax.support.tables import table
 
 

@@ -1,10 +1,10 @@
 """Texas Instruments TIDL: prequantized ONNX of 8 bits."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.operators import Operator
+from qjax.contrib.profiles.rules import Source, Window, activations, demand, floats_between, rank, weights, window
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.operators import Operator
-from qjax.profiles.rules import Source, Window, activations, demand, floats_between, rank, weights, window
-from qjax.profiles.scheme import Scheme, specs
 
 _REPOSITORY = "https://github.com/TexasInstruments/edgeai-tidl-tools/blob/95ba2c7ec62bbedeb637d7a5c0273fcede21cac9"
 QUANTIZATION = Source(

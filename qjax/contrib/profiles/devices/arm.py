@@ -1,9 +1,8 @@
 """Arm: Ethos-U, whose compiler is Vela, and Cortex-M with CMSIS-NN in TFLite Micro."""
 
-from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.operators import PARAMETERS, Operator
-from qjax.profiles.rules import (
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.operators import PARAMETERS, Operator
+from qjax.contrib.profiles.rules import (
     Source,
     Window,
     activations,
@@ -16,7 +15,8 @@ from qjax.profiles.rules import (
     weights,
     window,
 )
-from qjax.profiles.scheme import Scheme, specs
+from qjax.contrib.profiles.scheme import Scheme, specs
+from qjax.numerics.qspec import QSpec
 
 VELA = Source("ethos-u-vela 5.2.0, --supported-ops-report", "https://pypi.org/project/ethos-u-vela/5.2.0/")
 CMSIS = Source(

@@ -1,9 +1,9 @@
 """STMicroelectronics: the Neural-ART accelerator of the STM32N6."""
 
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.rules import Source, activations, batch_of_one, static, weights
+from qjax.contrib.profiles.scheme import Scheme, specs
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.rules import Source, activations, batch_of_one, static, weights
-from qjax.profiles.scheme import Scheme, specs
 
 PAGE = Source(
     "ST Neural-ART NPU, supported operators and limitations, ST Edge AI Core 3.0.0, r1.2",

@@ -1,9 +1,8 @@
 """Google: LiteRT on the CPU, and Coral's Edge TPU."""
 
-from qjax.numerics.qspec import QSpec
-from qjax.profiles.base import Profile, known, register
-from qjax.profiles.operators import Operator
-from qjax.profiles.rules import (
+from qjax.contrib.profiles.base import Profile, known, register
+from qjax.contrib.profiles.operators import Operator
+from qjax.contrib.profiles.rules import (
     Source,
     activations,
     bias,
@@ -14,7 +13,8 @@ from qjax.profiles.rules import (
     static,
     weights,
 )
-from qjax.profiles.scheme import Scheme, specs
+from qjax.contrib.profiles.scheme import Scheme, specs
+from qjax.numerics.qspec import QSpec
 
 SPECIFICATION = Source(
     "LiteRT 8-bit quantization specification", "https://ai.google.dev/edge/litert/models/quantization_spec"

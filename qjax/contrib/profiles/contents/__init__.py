@@ -10,20 +10,14 @@ from typing import Any
 
 from qjax import ops
 from qjax.assign.retarget import retarget
+from qjax.contrib.profiles import Operator, Profile, Verdict, Violation, check_operators, get
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
 from qjax.graph.ir import Graph
-from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
 from qjax.support.errors import Problems, Unsupported
-
-PROFILE = "profile"
-"""The metadata key of a graph that stores the name of its profile."""
 
 PTE_FORM: Mapping[str, Any] = {"style": "qdq", "portable": "floats"}
 """The emitter's options for the ONNX model that a .pte is made of."""
-
-BLIND = "uncalibrated"
-"""The metadata key of a graph that stores the names of quantizers whose calibration data were a single number."""
 
 
 def detect_format(data: bytes) -> str:
@@ -118,39 +112,3 @@ def _places(graph: Graph) -> Mapping[str, tuple[str, str | None]]:
     """Name of a node or of its output -> the node and the user's line."""
     own = {node.output: (node.name, node.location) for node in graph.nodes}
     return own | {node.name: (node.name, node.location) for node in graph.nodes}
-
-
-def profile_for(graph: Graph, format: str, asked: str | Profile | None) -> Profile | None:
-    """The profile by which a file is checked; None if it is for no particular device.
-
-    Raises:
-      ProfileError: the device of the requested profile takes another format.
-    """
-    if asked is None:
-        name = graph.metadata.get(PROFILE)
-        known = None if name is None else get(name)
-        return known if known is not None and known.emits and known.format == format else None
-    known = get(asked)
-    if not known.emits:
-        raise ProfileError(
-            f"emit: profile {known.name!r}: qjax writes no file that this device takes. graph.check({known.name!r}) "
-            "judges the graph."
-        )
-    if format != known.format:
-        raise ProfileError(f"emit: profile {known.name!r}: expected the format {known.format!r}, got {format!r}.")
-    return known
-
-
-def options_for(profile: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the emitter: the profile's, and those of the user that it leaves open.
-
-    Raises:
-      ProfileError: an option contradicts the profile.
-    """
-    for name, value in given.items():
-        if name in profile.options and value != profile.options[name]:
-            raise ProfileError(
-                f"emit: profile {profile.name!r}: expected {name}={profile.options[name]!r}, got {name}={value!r}. "
-                "Leave it out."
-            )
-    return {**given, **profile.options}

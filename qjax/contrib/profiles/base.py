@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from qjax.contrib.profiles.rules import Rule, Source
+from qjax.contrib.profiles.scheme import Scheme
 from qjax.numerics.qspec import QSpec
-from qjax.profiles.rules import Rule, Source
-from qjax.profiles.scheme import Scheme
 from qjax.support.names import did_you_mean
 
 
@@ -19,10 +19,10 @@ class Known:
       source: where the vendor documents it.
 
     Examples:
-      >>> from qjax.profiles import Known, Source
-      >>> known = Known(
+      >>> from qjax import profiles
+      >>> known = profiles.Known(
       ...     frozenset({"CONV_2D", "ADD"}),
-      ...     Source("data sheet, version 3", "https://example.com"),
+      ...     profiles.Source("data sheet, version 3", "https://example.com"),
       ... )
     """
 
@@ -38,9 +38,11 @@ def known(names: str, source: Source) -> Known:
       source: where the vendor documents it.
 
     Examples:
-      >>> from qjax.profiles import Source, known
+      >>> from qjax import profiles
       >>> sorted(
-      ...     known("CONV_2D ADD", Source("data sheet, version 3", "https://example.com")).names
+      ...     profiles.known(
+      ...         "CONV_2D ADD", profiles.Source("data sheet, version 3", "https://example.com")
+      ...     ).names
       ... )
       ['ADD', 'CONV_2D']
     """
@@ -120,7 +122,7 @@ def register(profile: Profile) -> Profile:
       ```python
       import dataclasses
 
-      from qjax import profiles
+      from qjax.contrib import profiles
 
       profiles.register(
           dataclasses.replace(profiles.get("ethos_u"), name="my_npu", title="My NPU")

@@ -1,6 +1,6 @@
 """Vela itself on the files: single operations, and a network that the profile takes and one that it does not.
 
-    python -m pytest --oracles -m oracle tests/profiles/test_oracle_vela.py
+    python -m pytest --oracles -m oracle tests/contrib/profiles/test_oracle_vela.py
 
 With QJAX_RECORD=1 it writes the recording that `make test` compares with.
 """
@@ -13,12 +13,12 @@ import pytest
 
 import qjax
 from qjax import Recipe
-from qjax.export.contents import check_file
+from qjax.contrib.profiles.contents import check_file
 from qjax.export.emit.tflite import to_bytes
-from tests.profiles import vela
-from tests.profiles.networks import IMAGES, ROWS, Chain, Gelu, Residual, Softmax
-from tests.profiles.single import files
-from tests.profiles.test_vela import RECORDED
+from tests.contrib.profiles import vela
+from tests.contrib.profiles.networks import IMAGES, ROWS, Chain, Gelu, Residual, Softmax
+from tests.contrib.profiles.single import files
+from tests.contrib.profiles.test_vela import RECORDED
 
 
 @pytest.mark.oracle
