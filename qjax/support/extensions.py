@@ -44,7 +44,14 @@ class Profile(Protocol):
 class Verdict(Protocol):
     """The result of a check; `str()` lists every violation, and it is true if there are none."""
 
+    @property
+    def passes(self) -> bool: ...
+    @property
+    def violations(self) -> tuple[Any, ...]: ...
     def __bool__(self) -> bool: ...
+    def document(self) -> dict[str, Any]:
+        """The verdict as JSON values."""
+
     def refuse(self, what: str) -> None:
         """Raise an error that lists the violations, if there are any."""
 
