@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qjax.contrib.importers import read
     from qjax.contrib.keras.fit import load_keras, to_keras
     from qjax.contrib.keras.module import from_keras
+    from qjax.contrib.post_training.post_training import post_training
     from qjax.export.integer_graph import IntegerGraph, load
     from qjax.layers.function import from_function
     from qjax.layers.linen import from_linen
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from qjax.support.compilation_cache import cache_compilations
     from qjax.support.errors import Unsupported
     from qjax.support.progress import show_progress
-    from qjax.training.post_training import post_training
 
 
 __all__ = [
@@ -128,7 +128,7 @@ _HOMES = {
     "reporting.report": ("report",),
     "contrib.importers": ("read",),
     "contrib.keras.fit": ("load_keras", "to_keras"),
-    "training.post_training": ("post_training",),
+    "contrib.post_training.post_training": ("post_training",),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules."""
 

@@ -3,6 +3,8 @@
 - `importers`: turns pre-quantized .tflite and .onnx files into graphs (`qjax.read`).
 - `gguf`: language models in the files of llama.cpp (`qjax.gguf`).
 - `profiles`: the requirements of devices (`qjax.profiles`, `Recipe(profile=...)`).
+- `post_training`: the steps of `qjax.post_training`, such as GPTQ and AdaRound (names of `qjax.training`).
+- `learned_bits`: bits that training chooses, and bounds of accumulators (names of `qjax.training`).
 - `keras`: wraps Keras models (`qjax.from_keras`) and trains them the Keras way (`qjax.to_keras`).
 - `rtl`: the emitter of Verilog, and Icarus Verilog as a runtime.
 - `executorch`: the emitter of .pte files, and ExecuTorch as a runtime.
@@ -12,11 +14,13 @@ Nothing is imported before it is used.
 """
 
 from qjax.runtimes import Runtime, register_runtime
-from qjax.support.extensions import register_emitter, register_profiles
+from qjax.support.extensions import register_emitter, register_names, register_profiles
 
 register_emitter("pte", "qjax.contrib.executorch")
 register_emitter("rtl", "qjax.contrib.rtl")
 register_profiles("qjax.contrib.profiles.requests")
+register_names("qjax.training", "qjax.contrib.learned_bits")
+register_names("qjax.training", "qjax.contrib.post_training")
 
 register_runtime(
     "executorch",

@@ -1,4 +1,4 @@
-"""The places where other packages extend the core, by name: formats of files, and requirements of devices.
+"""The places where other packages extend the core, by name: formats of files, public names, requirements of devices.
 
 register_emitter("rtl", "qjax.contrib.rtl")    register_profiles("qjax.contrib.profiles.requests")
 """
@@ -26,6 +26,27 @@ def register_emitter(format: str, module: str) -> None:
         )
 
 
+_NAMES: dict[str, list[str]] = {}
+"""Package of the core -> the modules outside the core whose public names it has, too."""
+
+
+def register_names(package: str, module: str) -> None:
+    """Add the `__all__` of a module to the names of a package; it is imported when such a name is first asked for."""
+    _NAMES.setdefault(package, []).append(module)
+
+
+def find_name(package: str, name: str) -> Any:
+    """The value of a public name that a registered module adds to a package.
+
+    Raises:
+      AttributeError: no module does.
+    """
+    for module in () if name.startswith("_") else map(importlib.import_module, _NAMES.get(package, ())):
+        if name in module.__all__:
+            return getattr(module, name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
 class Profile(Protocol):
     """The requirements of one device, of which the core reads the proposals for a recipe; see `qjax.profiles`."""
 
@@ -51,6 +72,7 @@ class Verdict(Protocol):
     def __bool__(self) -> bool: ...
     def document(self) -> dict[str, Any]:
         """The verdict as JSON values."""
+        ...
 
     def refuse(self, what: str) -> None:
         """Raise an error that lists the violations, if there are any."""
