@@ -1,4 +1,4 @@
-"""The places where other packages extend the core, by name: formats of files, public names, requirements of devices.
+"""The places where other packages extend the core, by name: files, vectors, public names, requirements.
 
 register_emitter("rtl", "qjax.contrib.rtl")    register_profiles("qjax.contrib.profiles.requests")
 """
@@ -24,6 +24,15 @@ def register_emitter(format: str, module: str) -> None:
         raise ValueError(
             f"register_emitter: {EMITTERS[format]} writes {format!r} already: choose another name for {module}."
         )
+
+
+VECTORS: dict[bool | str, str] = {}
+"""A value of `simd` in `graph.emit("c", ...)` -> its module, which `qjax.export.emit.c.vectors` describes."""
+
+
+def register_vectors(simd: bool | str, module: str) -> None:
+    """Add a value of `simd` to the emitter of C; the module has its forms in `FORMS` and is imported on first use."""
+    VECTORS[simd] = module
 
 
 _NAMES: dict[str, list[str]] = {}

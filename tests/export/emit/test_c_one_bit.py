@@ -15,9 +15,9 @@ from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
 from qjax.export.emit.c.windows import Window
 from qjax.export.emit.possible_codes import few_codes
+from tests.contrib.simd.test_c_simd import CORTEX_M, MACHINES
 from tests.export.emit import c_build, one_bit_layers
 from tests.export.emit.one_bit_layers import LAYERS, binary, ternary
-from tests.export.emit.test_c_simd import CORTEX_M, MACHINES
 
 VARIANTS = {
     "plain": ((), ["-O1"]),

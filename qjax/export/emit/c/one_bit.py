@@ -57,8 +57,11 @@ class Planes:
         return tuple(b - a for a, b in zip((self.lowest, *self.least), self.least, strict=False))
 
 
-def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> bool:
-    """Whether this form is possible and pays off. codes: those that the input can contain, if they are few."""
+def fits(window: Window, codes: tuple[int, ...] | None, *, wide: bool) -> bool:
+    """Whether this form is possible and pays off.
+
+    codes: those that the input can contain, if they are few. wide: whether the file has vectors of many codes.
+    """
     features, *taps, channels = window.kernel.shape
     count = math.prod(taps) * channels
     if codes is None or len(codes) < 2 or window.groups > 1 or not in_bytes(window):
@@ -71,7 +74,7 @@ def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> boo
     if values is None or not _within(values, window, codes):
         return False
     pairs = (len(codes) - 1) * (values.shape[1] - 1)
-    return pairs <= _PAIRS or (simd is True and count >= _MANY)
+    return pairs <= _PAIRS or (wide and count >= _MANY)
 
 
 def store(

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from qjax.contrib.simd import cortex_windows, vector_channels, vector_windows
 from qjax.export.emit import requantizations
-from qjax.export.emit.c import cortex_windows, to_files, vector_channels, vector_windows
+from qjax.export.emit.c import to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
@@ -14,7 +15,8 @@ from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantize_as_shift import Span, fit, thresholds
 from qjax.export.emit.requantize_float32 import Scaled
 from qjax.export.integer_graph import IntegerGraph
-from tests.export.emit import c_build, nodes, simd_layers
+from tests.contrib.simd import simd_layers
+from tests.export.emit import c_build, nodes
 from tests.lower.lowered import residual_network
 
 VARIANTS = {

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from qjax.contrib.simd.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.c import threads
 from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, flat, strides
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import STORED
 from qjax.export.emit.c.values import Buffer, Value
-from qjax.export.emit.c.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.requantizations import finish_of_sum
 
 _QUAD = 4
