@@ -83,18 +83,18 @@ def test_pairs_of_planes():
     kernel = np.random.default_rng(0).integers(-1, 2, (16, 3, 3, 64)).astype(np.int8)
     x = Buffer((1, 5, 5, 64), "int8", "in")
     window = Window(x, kernel, 0, (1, 1), (1, 1), (1, 1), 1, (0, 1, 2, 3))
-    assert [one_bit.fits(window, (-1, 0, 1), simd) for simd in (False, True, "cortex_m")] == [False, True, False]
-    assert all(one_bit.fits(window, (-1, 1), simd) for simd in (False, True, "cortex_m"))
-    assert not one_bit.fits(window, None, True)
+    assert [one_bit.fits(window, (-1, 0, 1), wide=wide) for wide in (False, True)] == [False, True]
+    assert all(one_bit.fits(window, (-1, 1), wide=wide) for wide in (False, True))
+    assert not one_bit.fits(window, None, wide=True)
     window = dataclasses.replace(window, kernel=kernel[:, :2, :2])
-    assert not one_bit.fits(window, (-1, 0, 1), True)
+    assert not one_bit.fits(window, (-1, 0, 1), wide=True)
 
 
 @pytest.mark.exhaustive
 def test_a_weight_takes_a_bit():
     graph = one_bit_layers.graph("tflite_micro", (one_bit_layers.Layer(64, 16),))
     sizes: list[int] = []
-    for fits in (one_bit.fits, lambda *args: False):
+    for fits in (one_bit.fits, lambda *args, wide: False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(one_bit, "fits", fits)
             sizes.append(build(graph, 1, Source()).source.weight_bytes)
