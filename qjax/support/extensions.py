@@ -1,4 +1,4 @@
-"""The places where other packages extend the core, by name: files, vectors, public names, requirements.
+"""The places where other packages extend the core, by name: files, styles, vectors, public names, profiles.
 
 register_emitter("rtl", "qjax.contrib.rtl")    register_profiles("qjax.contrib.profiles.requests")
 """
@@ -24,6 +24,24 @@ def register_emitter(format: str, module: str) -> None:
         raise ValueError(
             f"register_emitter: {EMITTERS[format]} writes {format!r} already: choose another name for {module}."
         )
+
+
+ONNX_STYLES = {style: f"qjax.export.emit.onnx.{style}" for style in ("integer", "qdq", "qoperator")}
+"""A style of .onnx files -> its module, which has `to_model(graph, *, batch, ...)` and is imported on first use."""
+STYLE_OF_TARGET = {"onnxruntime": "qdq", "onnxruntime_avx2": "qdq"}
+"""Target -> the style of .onnx files for its runtime; "integer" for all others."""
+
+
+def register_style(style: str, module: str, target: str | None = None) -> None:
+    """Add a style to the emitter of ONNX.
+
+    Args:
+      module: the module that has `to_model(graph, *, batch, codes, vnni)`. target: whose graphs are written so by
+        default.
+    """
+    ONNX_STYLES[style] = module
+    if target is not None:
+        STYLE_OF_TARGET[target] = style
 
 
 VECTORS: dict[bool | str, str] = {}

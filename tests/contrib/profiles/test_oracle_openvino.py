@@ -16,8 +16,8 @@ import pytest
 
 import qjax
 from qjax import Recipe
+from tests.contrib.onnx_styles.openvino_networks import exact_here
 from tests.contrib.profiles.networks import IMAGES, Chain, Residual
-from tests.export.emit.openvino_networks import exact_here
 
 WEIGHTED = ("Convolution", "FullyConnected")
 

@@ -83,8 +83,8 @@ def test_pairs_of_planes():
     kernel = np.random.default_rng(0).integers(-1, 2, (16, 3, 3, 64)).astype(np.int8)
     x = Buffer((1, 5, 5, 64), "int8", "in")
     window = Window(x, kernel, 0, (1, 1), (1, 1), (1, 1), 1, (0, 1, 2, 3))
-    assert [one_bit.fits(window, (-1, 0, 1), wide=wide) for wide in (False, True)] == [False, True]
-    assert all(one_bit.fits(window, (-1, 1), wide=wide) for wide in (False, True))
+    assert [one_bit.fits(window, (-1, 0, 1), wide=wide) for wide in (False, wide=True)] == [False, True]
+    assert all(one_bit.fits(window, (-1, 1), wide=wide) for wide in (False, wide=True))
     assert not one_bit.fits(window, None, wide=True)
     window = dataclasses.replace(window, kernel=kernel[:, :2, :2])
     assert not one_bit.fits(window, (-1, 0, 1), wide=True)
@@ -183,15 +183,15 @@ def test_rows_that_do_not_fit_the_stack_have_no_form():
         x = Buffer((1, size), "int8", "in")
         return Window(x, np.ascontiguousarray(kernel[:, :size]), 0, (), (), (), 1, (0, 1))
 
-    assert [one_bit.fits(window(size), (-1, 1), False) for size in (2**14, 2**14 + 1)] == [True, False]
-    assert [one_bit.fits(window(size), (-1, 0, 1), False) for size in (2**13, 2**13 + 1)] == [True, False]
+    assert [one_bit.fits(window(size), (-1, 1), wide=False) for size in (2**14, 2**14 + 1)] == [True, False]
+    assert [one_bit.fits(window(size), (-1, 0, 1), wide=False) for size in (2**13, 2**13 + 1)] == [True, False]
 
 
 def test_sums_that_could_leave_32_bits_have_no_form():
     kernel = np.full((8, 1, 1, 2**17), 127, np.int8)
     kernel[:, :, :, ::2] = -127
     window = Window(Buffer((1, 1, 1, 2**17), "int8", "in"), kernel, 0, (1, 1), (1, 1), (0, 0), 1, (0, 1, 2, 3))
-    assert not one_bit.fits(window, (-128, 127), False)
+    assert not one_bit.fits(window, (-128, 127), wide=False)
 
 
 class Dead(_Base):

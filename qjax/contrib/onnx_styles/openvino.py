@@ -30,7 +30,17 @@ from onnx import helper, numpy_helper
 from qjax import ops
 from qjax.export.emit.onnx import weights
 from qjax.export.emit.onnx.builder import element_type
-from qjax.export.emit.onnx.codes import Bias, Operand, Operation, Options, Runtime, check_options, fits, is_narrower
+from qjax.export.emit.onnx.codes import (
+    Bias,
+    Operand,
+    Operation,
+    Options,
+    Runtime,
+    check_options,
+    fits,
+    is_narrower,
+    refuse_vnni,
+)
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS, channels_first
 from qjax.export.onnx_ops import METADATA
@@ -61,6 +71,7 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
     Raises:
       ValueError: a graph of another target; a tensor that is not uint8; an operation, or a sum, without an exact form.
     """
+    refuse_vnni(STYLE, options)
     made = Options(**{**options, "vnni": True})
     if graph.target != TARGET:
         raise ValueError(

@@ -1,6 +1,6 @@
 """QONNX's own executor on the files of style "qonnx": every output is the graph's.
 
-python -m pytest --oracles -m oracle tests/export/emit/test_oracle_qonnx.py
+python -m pytest --oracles -m oracle tests/contrib/onnx_styles/test_oracle_qonnx.py
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.export.emit.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs
+from tests.contrib.onnx_styles.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs
 
 WORKER = """
 import sys

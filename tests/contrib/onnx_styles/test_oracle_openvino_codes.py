@@ -1,6 +1,6 @@
 """OpenVINO's CPU plugin on whole networks: its codes are the graph's, on every set of instructions it may use.
 
-python -m pytest --oracles -m oracle tests/export/emit/test_oracle_openvino_codes.py
+python -m pytest --oracles -m oracle tests/contrib/onnx_styles/test_oracle_openvino_codes.py
 """
 
 import functools
@@ -15,7 +15,7 @@ import qjax
 from conformance.runtimes import openvino
 from conformance.runtimes.process import Process
 from qjax.export.emit.onnx import to_model
-from tests.export.emit.openvino_networks import NETWORKS, exact_here, graph_of, images, narrowed
+from tests.contrib.onnx_styles.openvino_networks import NETWORKS, exact_here, graph_of, images, narrowed
 
 WEIGHTED = ("Convolution", "FullyConnected")
 _WORKER = Path(openvino.__file__).with_name("openvino_worker.py")

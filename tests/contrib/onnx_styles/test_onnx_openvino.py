@@ -14,7 +14,7 @@ from conformance import cases, single
 from qjax import targets
 from qjax.export.emit.onnx import to_model
 from qjax.graph.ir import Graph
-from tests.export.emit.openvino_networks import NETWORKS, RECIPE, graph_of, images
+from tests.contrib.onnx_styles.openvino_networks import NETWORKS, RECIPE, graph_of, images
 
 FOLDER = Path(__file__).with_name("openvino")
 
@@ -34,7 +34,7 @@ def arrays(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_recorded_codes_of_openvino(name):
-    """A saved graph, inputs and the codes that openvino 2026.4.1 gave: python -m tests.export.emit.record_openvino."""
+    """Saved graphs, inputs and codes of openvino 2026.4.1: python -m tests.contrib.onnx_styles.record_openvino."""
     graph = qjax.load(FOLDER / f"{name}.qjax")
     held = np.load(FOLDER / f"{name}.npz")
     np.testing.assert_array_equal(graph.run(held["inputs"]), held["outputs"])

@@ -26,7 +26,7 @@ from onnx import helper, numpy_helper
 
 from qjax import ops
 from qjax.export.emit.onnx import weights
-from qjax.export.emit.onnx.codes import Bias, Operand, Operation, Options, Runtime, check_options, limits
+from qjax.export.emit.onnx.codes import Bias, Operand, Operation, Options, Runtime, check_options, limits, refuse_vnni
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS
 from qjax.export.onnx_ops import METADATA
@@ -52,6 +52,7 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
       ValueError: a graph of another target; a scale that is no power of two; codes without a form in Quant; an
         operation, or a sum, that float32 does not represent exactly.
     """
+    refuse_vnni(STYLE, options)
     made = Options(**options)
     if graph.target != TARGET:
         raise ValueError(

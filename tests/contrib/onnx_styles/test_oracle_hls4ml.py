@@ -1,6 +1,6 @@
 """hls4ml on files of style "qonnx": the C++ that it writes, compiled with g++, gives the graph's outputs.
 
-python -m pytest --oracles -m oracle tests/export/emit/test_oracle_hls4ml.py
+python -m pytest --oracles -m oracle tests/contrib/onnx_styles/test_oracle_hls4ml.py
 """
 
 import subprocess
@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from tests.export.emit.qonnx_networks import WIDTHS, Rows
+from tests.contrib.onnx_styles.qonnx_networks import WIDTHS, Rows
 
 WORKER = """
 import sys

@@ -1,10 +1,10 @@
-"""Records OpenVINO's codes on the networks of `openvino_networks`: python -m tests.export.emit.record_openvino."""
+"""Records OpenVINO's codes on `openvino_networks`: python -m tests.contrib.onnx_styles.record_openvino."""
 
 import numpy as np
 
 from conformance.runtimes.openvino import Openvino, answer
-from tests.export.emit.openvino_networks import NETWORKS, graph_of, images
-from tests.export.emit.test_onnx_openvino import FOLDER
+from tests.contrib.onnx_styles.openvino_networks import NETWORKS, graph_of, images
+from tests.contrib.onnx_styles.test_onnx_openvino import FOLDER
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from conformance import cases, single
 from conformance.case import Grid
 from qjax import targets
 from qjax.export.emit.onnx import to_model
-from tests.export.emit.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs, recipe
+from tests.contrib.onnx_styles.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs, recipe
 
 FOLDER = Path(__file__).with_name("qonnx")
 
@@ -63,7 +63,7 @@ def test_a_network(name, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_recorded_codes_of_qonnx(name, width):
-    """A saved graph, inputs and what qonnx 1.0.0 gave: python -m tests.export.emit.record_qonnx."""
+    """A saved graph, inputs and what qonnx 1.0.0 gave: python -m tests.contrib.onnx_styles.record_qonnx."""
     graph = qjax.load(FOLDER / f"{name}_{width}.qjax")
     held = np.load(FOLDER / f"{name}_{width}.npz")
     np.testing.assert_array_equal(graph(held["inputs"]), held["outputs"])

@@ -1,13 +1,13 @@
-"""Records what qonnx computes on the networks of `qonnx_networks`: python -m tests.export.emit.record_qonnx."""
+"""Records what qonnx computes on the networks of `qonnx_networks`: python -m tests.contrib.onnx_styles.record_qonnx."""
 
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from tests.export.emit.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs
-from tests.export.emit.test_onnx_qonnx import FOLDER
-from tests.export.emit.test_oracle_qonnx import executed
+from tests.contrib.onnx_styles.qonnx_networks import NETWORKS, WIDTHS, graph_of, inputs
+from tests.contrib.onnx_styles.test_onnx_qonnx import FOLDER
+from tests.contrib.onnx_styles.test_oracle_qonnx import executed
 
 
 def main() -> None:
