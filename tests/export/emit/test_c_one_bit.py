@@ -83,8 +83,8 @@ def test_pairs_of_planes():
     kernel = np.random.default_rng(0).integers(-1, 2, (16, 3, 3, 64)).astype(np.int8)
     x = Buffer((1, 5, 5, 64), "int8", "in")
     window = Window(x, kernel, 0, (1, 1), (1, 1), (1, 1), 1, (0, 1, 2, 3))
-    assert [one_bit.fits(window, (-1, 0, 1), wide=wide) for wide in (False, wide=True)] == [False, True]
-    assert all(one_bit.fits(window, (-1, 1), wide=wide) for wide in (False, wide=True))
+    assert [one_bit.fits(window, (-1, 0, 1), wide=wide) for wide in (False, True)] == [False, True]
+    assert all(one_bit.fits(window, (-1, 1), wide=wide) for wide in (False, True))
     assert not one_bit.fits(window, None, wide=True)
     window = dataclasses.replace(window, kernel=kernel[:, :2, :2])
     assert not one_bit.fits(window, (-1, 0, 1), wide=True)
