@@ -9,11 +9,10 @@ from qjax.support import extensions
 from qjax.training.adam import optimizer
 from qjax.training.adapters import merge_adapters
 from qjax.training.batch_norm import reestimate_batch_norm
-from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
 from qjax.training.log import ScalarWriter, TrainingLog
-from qjax.training.oscillations import Oscillations
+from qjax.training.oscillations import Oscillations, dampening
 from qjax.training.sharding import shardings
 from qjax.training.stochastic import stochastic_forward
 from qjax.training.weights import Weights, codes_of, set_codes, weights_of
