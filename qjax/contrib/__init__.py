@@ -26,6 +26,7 @@ from qjax.support.extensions import (
 
 register_emitter("pte", "qjax.contrib.executorch")
 register_emitter("rtl", "qjax.contrib.rtl")
+register_vectors(False, "qjax.contrib.simd")
 register_vectors(True, "qjax.contrib.simd")
 register_vectors("cortex_m", "qjax.contrib.simd")
 register_style("openvino", "qjax.contrib.onnx_styles.openvino", "openvino_cpu")

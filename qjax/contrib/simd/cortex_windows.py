@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qjax.contrib.simd.tiles import Tiles, in_bytes
 from qjax.export.emit.c import weights
 from qjax.export.emit.c.blocks import loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.scalar import limits
-from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
 from qjax.export.emit.requantizations import Finish

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qjax.contrib.simd.tiles import Tiles
 from qjax.contrib.simd.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
-from qjax.export.emit.c.tiles import Tiles
 from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantizations import Finish

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from qjax.contrib.simd import vector_channels
+from qjax.contrib.simd.tiles import Tiles, in_bytes
 from qjax.contrib.simd.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.c.blocks import loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
-from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantizations import Finish

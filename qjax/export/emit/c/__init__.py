@@ -86,7 +86,7 @@ def _emitted(
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
-    if type(simd) not in (bool, str) or simd not in {False, *VECTORS}:
+    if type(simd) not in (bool, str) or simd not in VECTORS:
         raise ValueError(
             "C: expected simd=True for the vectors of x86-64 and AArch64, 'cortex_m' for those of a Cortex-M, or False."
             f" Got {simd!r}."

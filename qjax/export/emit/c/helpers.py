@@ -7,7 +7,6 @@ to one instruction.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from importlib import resources
 
 from qjax.export.emit.c import threads
 
@@ -200,11 +199,6 @@ static inline int32_t to_int_f32(float x)
 }
 
 
-_ONE_BIT = resources.files("qjax.export.emit.c").joinpath("one_bit.h").read_text("ascii").rstrip()
-ONE_BIT = (f"#include <string.h>\n\n{_ONE_BIT}", ("unused",))
-"""Products of bits; the text of a helper, and the names of those that it calls."""
-
-
 def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     """name -> (text, names of the helpers that it calls)."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -237,7 +231,6 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
     found["threads"] = (threads.MACRO, ())
     found["unused"] = (_UNUSED, ())
-    found["one_bit"] = ONE_BIT
     return found
 
 
@@ -247,10 +240,10 @@ _TEXTS = _all()
 def helper_texts(names: Iterable[str], more: Mapping[str, tuple[str, tuple[str, ...]]]) -> list[str]:
     """The definitions of some helpers and of those that they call, in an order that compiles.
 
-    more: `Vectors.helpers`, which come last in the order given.
+    more: `Vectors.helpers`, which come last.
     """
     texts = {**_TEXTS, **more}
-    order = [*(name for name in _TEXTS if name not in more), *more]
+    order = list(texts)
     wanted: set[str] = set()
     for name in names:
         if name not in texts:

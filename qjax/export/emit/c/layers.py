@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.emit import comments, elementwise_as_shift
-from qjax.export.emit.c import one_bit, requantizing, windows
+from qjax.export.emit.c import requantizing, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
@@ -22,7 +22,7 @@ from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, laid_out, piece_of, reshaped, transposed
-from qjax.export.emit.c.vectors import Write, vectors_of
+from qjax.export.emit.c.vectors import FEW, Write, vectors_of
 from qjax.export.emit.possible_codes import few_codes
 from qjax.export.emit.requantizations import Finish, finish_of_codes
 from qjax.graph import kernels
@@ -77,7 +77,7 @@ def lower(
     def made(target: Buffer) -> Value | _Windowed | Write:
         return _value(graph, node, inputs, target, source)
 
-    codes = few_codes(graph, node.inputs[0], one_bit.MOST) if once and node.inputs else None
+    codes = few_codes(graph, node.inputs[0], FEW) if once and node.inputs else None
     return _lowered(graph, node, buffers, made, shapes, source, name, codes)
 
 
@@ -115,11 +115,9 @@ def _lowered(
         if isinstance(value, Value):
             layer.store(laid_out(target, value.shape), value)
         elif isinstance(value, _Windowed):
-            vectors = vectors_of(source)
-            write = vectors and vectors.window(target, value.window, value.epilogue, value.finish)
-            if codes is not None and one_bit.fits(value.window, codes, wide=vectors is not None and vectors.wide):
-                one_bit.store(layer, target, value.window, value.epilogue, codes)
-            elif write:
+            forms = vectors_of(source)
+            write = forms and forms.window(target, value.window, value.epilogue, value.finish, codes)
+            if write:
                 write(layer)
             else:
                 windows.store(layer, target, value.window, value.epilogue)

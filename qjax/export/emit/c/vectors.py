@@ -1,4 +1,4 @@
-"""The hook for products that are written with the vectors of a processor: `graph.emit("c", ..., simd=...)`.
+"""The hook for products in other forms than plain loops, such as the vectors of a processor: `emit("c", simd=...)`.
 
 A module that `support.extensions.register_vectors` names has `FORMS`: a value of `simd` -> `Vectors`.
 """
@@ -14,6 +14,8 @@ from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantizations import Finish
 from qjax.support.extensions import VECTORS
 
+FEW = 3
+"""The codes of an input are counted up to here, because products of so few may be written bit by bit."""
 Write = Callable[[Layer], None]
 """Writes a nest of loops into a layer."""
 Epilogue = Callable[[Register], Value]
@@ -25,19 +27,19 @@ class Vectors:
     """What one value of `simd` writes in another form than plain loops; all forms compute the same codes.
 
     helpers: name -> the text of a helper in C, and the names of those that it calls.
-    window: (result, product of codes with weights, epilogue, the epilogue's short form) -> its writer, or None.
+    window: (result, product of codes with weights, epilogue, the epilogue's short form, the codes that the input can
+      contain if they are at most `FEW`) -> its writer, or None.
     product: (attributes, constants, inputs, result) -> the writer of a product of two activations, or None.
-    wide: whether a vector holds many codes, which is what pays off for products of bits with several planes.
     threads: whether the processors can share a loop among threads.
     """
 
     helpers: Mapping[str, tuple[str, tuple[str, ...]]]
-    window: Callable[[Buffer, Window, Epilogue, Finish | None], Write | None]
+    window: Callable[[Buffer, Window, Epilogue, Finish | None, tuple[int, ...] | None], Write | None]
     product: Callable[..., Write | None]
-    wide: bool
-    threads: bool
+    threads: bool = True
 
 
 def vectors_of(source: Source) -> Vectors | None:
-    """The forms that a file's `simd` asks for; None without any."""
-    return None if source.simd is False else importlib.import_module(VECTORS[source.simd]).FORMS[source.simd]
+    """The forms that are registered for a file's `simd`; None without any."""
+    module = VECTORS.get(source.simd)
+    return None if module is None else importlib.import_module(module).FORMS[source.simd]

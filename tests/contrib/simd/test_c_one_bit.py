@@ -9,15 +9,17 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.emit.c import one_bit, to_files
+from qjax.contrib.simd import one_bit
+from qjax.export.emit.c import to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
 from qjax.export.emit.c.windows import Window
 from qjax.export.emit.possible_codes import few_codes
+from tests.contrib.simd import one_bit_layers
+from tests.contrib.simd.one_bit_layers import LAYERS, binary, ternary
 from tests.contrib.simd.test_c_simd import CORTEX_M, MACHINES
-from tests.export.emit import c_build, one_bit_layers
-from tests.export.emit.one_bit_layers import LAYERS, binary, ternary
+from tests.export.emit import c_build
 
 VARIANTS = {
     "plain": ((), ["-O1"]),

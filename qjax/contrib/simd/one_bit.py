@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from qjax.contrib.simd.tiles import Tiles, in_bytes
 from qjax.export.emit.c.blocks import loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
-from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
+from qjax.export.emit.c.vectors import FEW
 from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
 
-MOST = 3
+MOST = FEW
 """The most values that the codes, and the weights of a feature, may have."""
 _WORD = 64
 _LANES = 8
