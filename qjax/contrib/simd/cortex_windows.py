@@ -83,17 +83,10 @@ def _codes_of(finish: Finish | None, window: Window, dtype: str) -> HighWords | 
     return high_words(dataclasses.replace(line, **wide), low, high)
 
 
-class _Nest(Tiles):
-    def __init__(
-        self,
-        layer: Layer,
-        target: Buffer,
-        window: Window,
-        epilogue: Callable[[Register], Value],
-        codes: HighWords | None,
-    ) -> None:
-        super().__init__(layer, target, window, epilogue, "cortex_m")
-        self.codes = codes
+class _Nest(Tiles[HighWords | None]):
+    helper = "cortex_m"
+
+    def plan(self) -> None:
         self.count = math.prod(self.taps) * self.per_group
 
     # ------------------------------------------------------------------ products

@@ -116,22 +116,16 @@ def _within(values: np.ndarray, window: Window, codes: tuple[int, ...]) -> bool:
     return int(greatest.max()) < 2**31
 
 
-class _Nest(Tiles):
-    def __init__(
-        self,
-        layer: Layer,
-        target: Buffer,
-        window: Window,
-        epilogue: Callable[[Register], Value],
-        codes: tuple[int, ...],
-    ) -> None:
-        super().__init__(layer, target, window, epilogue, "one_bit")
-        self.rows = window.kernel.reshape(self.features, -1)
+class _Nest(Tiles[tuple[int, ...]]):
+    helper = "one_bit"
+
+    def plan(self) -> None:
+        self.rows = self.window.kernel.reshape(self.features, -1)
         values = _values(self.rows)
         assert values is not None
         self.values = values
-        self.planes = Planes.of(codes)
-        self.lacking = window.zero_point - self.planes.lowest
+        self.planes = Planes.of(self.codes)
+        self.lacking = self.window.zero_point - self.planes.lowest
         self.words = _words(self.taps, self.per_group)
         chunks = -(-self.features // _CHUNK)
         each = -(-self.features // (chunks * _LANES)) * _LANES

@@ -6,6 +6,7 @@ result.
 
 import math
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -33,21 +34,34 @@ def in_bytes(window: Window) -> bool:
     )
 
 
-class Tiles:
-    """What such nests have in common. positions: of the result, each of which has all features."""
+Kind = TypeVar("Kind")
+
+
+class Tiles(Generic[Kind]):
+    """What such nests have in common.
+
+    positions: of the result, each of which has all features. codes: what the nest knows of its codes.
+    """
+
+    helper: str
+    """The name of the helper that the nest calls."""
 
     def __init__(
-        self, layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], helper: str
+        self, layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], codes: Kind
     ) -> None:
-        self.layer, self.target, self.window, self.epilogue = layer, target, window, epilogue
-        layer.source.helpers.add(helper)
+        self.layer, self.target, self.window, self.epilogue, self.codes = layer, target, window, epilogue, codes
+        layer.source.helpers.add(self.helper)
         layer.reads_elsewhere(window.x)
-        layer.writes.append((helper,))
+        layer.writes.append((self.helper,))
         self.features, *self.taps, self.per_group = window.kernel.shape
         self.sizes = [target.shape[axis] for axis in window.out_axes[:-1]]
         self.positions = math.prod(self.sizes)
         self.suffix = "u8" if window.x.dtype == "uint8" else "i8"
         self.kind = STORED[window.x.dtype]
+        self.plan()
+
+    def plan(self) -> None:
+        """Choose how the nest is split, before its first line is written."""
 
     def table(self, role: str, array: np.ndarray, *, weights: bool = False) -> str:
         return self.layer.source.table(f"{self.layer.prefix}_{role}", array, weights=weights)

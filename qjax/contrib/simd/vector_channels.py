@@ -38,18 +38,11 @@ def store(
     _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype)).write()
 
 
-class _Nest(Tiles):
-    def __init__(
-        self,
-        layer: Layer,
-        target: Buffer,
-        window: Window,
-        epilogue: Callable[[Register], Value],
-        codes: Codes | None,
-    ) -> None:
-        super().__init__(layer, target, window, epilogue, "vectors")
-        self.codes = codes
-        many = codes is not None and self.features >= _MANY * FEATURES
+class _Nest(Tiles[Codes | None]):
+    helper = "vectors"
+
+    def plan(self) -> None:
+        many = self.codes is not None and self.features >= _MANY * FEATURES
         self.blocks = _MANY if many else 1
         self.width = self.blocks * FEATURES
         count, last = -(-self.features // self.width), self.features - self.width

@@ -75,22 +75,15 @@ def _plus(name: str, more: int) -> str:
     return f"({name} + {more})" if more else name
 
 
-class _Nest(Tiles):
-    def __init__(
-        self,
-        layer: Layer,
-        target: Buffer,
-        window: Window,
-        epilogue: Callable[[Register], Value],
-        codes: Codes | None,
-    ) -> None:
-        super().__init__(layer, target, window, epilogue, "vectors")
-        self.codes = codes
-        self.own = self.features // window.groups
+class _Nest(Tiles[Codes | None]):
+    helper = "vectors"
+
+    def plan(self) -> None:
+        self.own = self.features // self.window.groups
         self.blocks = -(-self.own // FEATURES)
         self.last = max(0, self.own - FEATURES)
         within = [min(block * FEATURES, self.last) for block in range(self.blocks)]
-        self.starts = [group * self.own + start for group in range(window.groups) for start in within]
+        self.starts = [group * self.own + start for group in range(self.window.groups) for start in within]
 
     # ------------------------------------------------------------------ products
 
