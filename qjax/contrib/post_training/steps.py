@@ -192,31 +192,34 @@ def _rounds_later(work: Work) -> bool:
     return "gptq" in work.steps and min(bits, default=FEW + 1) <= FEW
 
 
-def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:
+def _demand_layers(work: Work) -> None:
     if not work.walk.items:
         raise Skipped("no dense layer or convolution uses its parameter without a transformation")
+
+
+def _describe_codes(parts: Sequence[Any], kind: str) -> str:
+    changed, weights = (sum(getattr(part, name) for part in parts) for name in ("changed", "weights"))
+    return f"{changed:,} of {weights:,} codes in {len(parts)} {kind}"
+
+
+def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:
+    _demand_layers(work)
     found = solve(work.qmodel, work.reference, work.walk, work.fit, carried=carried, progress=work.progress)
-    changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))
-    alone = "" if carried else ", each layer by itself"
-    return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers{alone}", found
+    return _describe_codes(found.layers, "layers" if carried else "layers, each layer by itself"), found
 
 
 def _adaround(work: Work) -> tuple[str, Any]:
-    if not work.walk.items:
-        raise Skipped("no dense layer or convolution uses its parameter without a transformation")
+    _demand_layers(work)
     options = Options(steps=1000, rate=1e-2, weight=1.0)
     found = learn(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
-    changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))
-    return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers", found
+    return _describe_codes(found.layers, "layers"), found
 
 
 def _brecq(work: Work) -> tuple[str, Any]:
-    if not work.walk.items:
-        raise Skipped("no dense layer or convolution uses its parameter without a transformation")
+    _demand_layers(work)
     options = Options(steps=300, rate=2e-2, weight=1.0)
     found = rebuild(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
-    changed, weights = (sum(getattr(block, name) for block in found.blocks) for name in ("changed", "weights"))
-    return f"{changed:,} of {weights:,} codes in {len(found.blocks)} blocks", found
+    return _describe_codes(found.blocks, "blocks"), found
 
 
 def _bias(work: Work) -> tuple[str, Any]:
