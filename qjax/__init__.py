@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from qjax.contrib.importers import read
     from qjax.contrib.keras.fit import load_keras, to_keras
     from qjax.contrib.keras.module import from_keras
+    from qjax.contrib.linen import from_linen
     from qjax.contrib.post_training.post_training import post_training
     from qjax.export.integer_graph import IntegerGraph, load
     from qjax.layers.function import from_function
-    from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
     from qjax.lower import ConversionError
@@ -114,7 +114,7 @@ _HOMES = {
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),
     "contrib.keras.module": ("from_keras",),
-    "layers.linen": ("from_linen",),
+    "contrib.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
     "api.workflow": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),

@@ -3,8 +3,9 @@
 register_emitter("rtl", "qjax.contrib.rtl")    register_profiles("qjax.contrib.profiles.requests")
 """
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 EMITTERS = {format: f"qjax.export.emit.{format}" for format in ("c", "onnx", "stablehlo", "tflite")}
@@ -51,6 +52,24 @@ VECTORS: dict[bool | str, str] = {}
 def register_vectors(simd: bool | str, module: str) -> None:
     """Add a value of `simd` to the emitter of C; the module has its forms in `FORMS` and is imported on first use."""
     VECTORS[simd] = module
+
+
+_AROUND: list[str] = []
+"""The modules whose `around_function()` is a context in which functions of parameters are called."""
+
+
+def register_around_functions(module: str) -> None:
+    """Add a context to the calls of `qjax.from_function`'s functions; the module is imported when one is called."""
+    _AROUND.append(module)
+
+
+@contextlib.contextmanager
+def around_functions() -> Iterator[None]:
+    """All registered contexts at once."""
+    with contextlib.ExitStack() as stack:
+        for module in _AROUND:
+            stack.enter_context(importlib.import_module(module).around_function())
+        yield
 
 
 _NAMES: dict[str, list[str]] = {}

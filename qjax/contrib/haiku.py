@@ -17,7 +17,7 @@ from qjax.tracing import Layer, bind
 
 
 @contextlib.contextmanager
-def haiku_layers() -> Iterator[None]:
+def around_function() -> Iterator[None]:
     """Bind the markers while a Haiku function runs; does nothing unless Haiku is loaded."""
     hk = sys.modules.get("haiku")
     if hk is None:

@@ -68,6 +68,11 @@ class LinenModule(LinenVariables):
         if rngs is not None:
             self.rngs = rngs
 
+    @property
+    def qjax_types(self) -> Mapping[str, type]:
+        """Path -> class of the linen modules that a trace has met, "" for the module itself."""
+        return {"": type(self.qjax_linen.module), **self.qjax_linen.types}
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         linen, training = self.qjax_linen, not self.deterministic
         variables: dict[str, Any] = {}
@@ -183,17 +188,6 @@ def from_linen(
             node = getattr(node, name)
         setattr(node, place[-1], _KINDS.get(collection, nnx.Variable)(jnp.asarray(array)))
     return model
-
-
-def linen_types(model: nnx.Module) -> dict[str, type]:
-    """Path -> the user's linen class, for the linen modules inside a model that a trace has met."""
-    found: dict[str, type] = {}
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, LinenModule):
-            outer = "/".join(str(part) for part in path)
-            types = {"": type(node.qjax_linen.module), **node.qjax_linen.types}
-            found |= {"/".join(part for part in (outer, inner) if part): cls for inner, cls in types.items()}
-    return found
 
 
 # ---------------------------------------------------------------------- while the module runs
