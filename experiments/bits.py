@@ -37,6 +37,7 @@ from qjax.contrib.importers.tflite import read
 from qjax.export import artifact
 from qjax.export.emit import c, onnx, stablehlo, tflite
 from qjax.graph.ir import Graph
+from qjax.support import extensions
 
 RANDOM = 3
 """Random networks of each target."""
@@ -50,10 +51,10 @@ SLOW = {
     "tflite sequences",
 }
 """Networks that `--quick` leaves out, with all circuits but those of dense layers."""
-NEVER = {"dropout"}
-"""Operations of models in training, of which no graph has a node."""
+NEVER = {"dropout", "ragged_dot"}
+"""Operations of models of which no graph has a node: the conversion writes others in their place."""
 STYLES: dict[str, dict[str, Any]] = {
-    **{style: {"style": style} for style in onnx.STYLES},
+    **{style: {"style": style} for style in extensions.ONNX_STYLES},
     **{f"{style} vnni": {"style": style, "vnni": True} for style in ("integer", "qdq")},
     **{f"portable {kind}": {"style": "qdq", "portable": kind} for kind in onnx.PORTABLE},
     "qdq codes": {"style": "qdq", "codes": True},
@@ -78,8 +79,11 @@ def graphs(quick: bool) -> dict[str, Make]:
     """Name -> what makes the graph. A name of several words is that of a network."""
     names = ("every_target", "c_loops", "tflite", "tflite_dynamic_conv", "float_islands")
     every, loops, models, convs, floats = (importlib.import_module(f"tests.export.emit.test_{name}") for name in names)
-    names = ("onnx_networks", "openvino_networks", "qonnx_networks", "dynamic_graphs")
-    images, openvino, qonnx, dots = (importlib.import_module(f"tests.export.emit.{name}") for name in names)
+    images, dots = (
+        importlib.import_module(f"tests.export.emit.{name}") for name in ("onnx_networks", "dynamic_graphs")
+    )
+    names = ("openvino_networks", "qonnx_networks")
+    openvino, qonnx = (importlib.import_module(f"tests.contrib.onnx_styles.{name}") for name in names)
     names = ("contrib.rtl.rtl_networks", "ops.test_lstm", "ops.test_svdf", "run.test_find_loops", "assign.chip")
     names += ("targets.test_every_target",)
     circuits, lstm, svdf, repeats, chip, single = (importlib.import_module(f"tests.{name}") for name in names)

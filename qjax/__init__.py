@@ -13,7 +13,7 @@ from qjax.support.installed import conflict, own_folder
 from qjax.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from qjax import calibration, numerics, ops, profiles, targets, training
+    from qjax import calibration, numerics, ops, targets, training
     from qjax.analysis.accumulators import accumulators
     from qjax.analysis.search import Budget, search
     from qjax.analysis.sensitivity import sensitivity
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from qjax.api.explain import explain
     from qjax.api.workflow import convert, quantize, verify
     from qjax.comparison.compare import compare
+    from qjax.contrib import profiles
     from qjax.contrib.importers import read
     from qjax.contrib.keras.fit import load_keras, to_keras
     from qjax.contrib.keras.module import from_keras
+    from qjax.contrib.linen import from_linen
+    from qjax.contrib.post_training.post_training import post_training
     from qjax.export.integer_graph import IntegerGraph, load
     from qjax.layers.function import from_function
-    from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
     from qjax.lower import ConversionError
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from qjax.support.compilation_cache import cache_compilations
     from qjax.support.errors import Unsupported
     from qjax.support.progress import show_progress
-    from qjax.training.post_training import post_training
 
 
 __all__ = [
@@ -113,7 +114,7 @@ _HOMES = {
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),
     "contrib.keras.module": ("from_keras",),
-    "layers.linen": ("from_linen",),
+    "contrib.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
     "api.workflow": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
@@ -127,7 +128,7 @@ _HOMES = {
     "reporting.report": ("report",),
     "contrib.importers": ("read",),
     "contrib.keras.fit": ("load_keras", "to_keras"),
-    "training.post_training": ("post_training",),
+    "contrib.post_training.post_training": ("post_training",),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules."""
 
@@ -141,7 +142,7 @@ _MODULES = {
     "layers": "layers",
     "numerics": "numerics",
     "ops": "ops",
-    "profiles": "profiles",
+    "profiles": "contrib.profiles",
     "reporting": "reporting",
     "targets": "targets",
     "tracing": "tracing",

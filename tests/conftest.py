@@ -141,11 +141,14 @@ _DEAR = tuple(
     f"tests/{name}.py"
     for name in (
         "assign/test_retarget",
+        "contrib/learned_bits/test_learned_bits",
+        "contrib/post_training/test_gptq",
+        "contrib/post_training/test_unrolled",
+        "contrib/simd/test_c_one_bit",
+        "contrib/simd/test_c_simd",
         "export/emit/test_c",
         "export/emit/test_c_loops",
-        "export/emit/test_c_one_bit",
         "export/emit/test_c_ops",
-        "export/emit/test_c_simd",
         "export/emit/test_c_threads",
         "export/emit/test_onnx_qdq_models",
         "graph/test_batch_shapes",
@@ -159,11 +162,8 @@ _DEAR = tuple(
         "test_compiled_call",
         "test_on_cpu",
         "test_scans",
-        "training/test_gptq",
-        "training/test_learned_bits",
         "training/test_memory",
         "training/test_sharding",
-        "training/test_unrolled",
     )
 )
 """Files of more than 15 seconds: `make test ARGS="--costs=costs.txt"`."""

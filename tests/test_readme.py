@@ -56,7 +56,7 @@ ELSEWHERE = {
     "docs/executorch.md": {1},  # tests/contrib/executorch/test_oracle_pte.py
     "docs/rtl.md": {1, 2},  # tests/contrib/rtl/test_oracle_rtl.py
     "docs/learned-bits.md": {1},  # a study of an hour, tests/experiments/test_learned_bits.py
-    "docs/onnx.md": {1, 2},  # tests/export/emit/test_oracle_openvino_codes.py and test_oracle_qonnx.py
+    "docs/onnx.md": {1, 2},  # tests/contrib/onnx_styles/test_oracle_openvino_codes.py and test_oracle_qonnx.py
     "docs/precision.md": {1},  # a study of minutes
     "docs/profiles.md": {1},  # tests/cli
 }

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.training.as_matmul import Matrix, moments, rows_of
-from qjax.training.layerwise_runner import Stop, Stream, Walk
+from qjax.contrib.post_training.as_matmul import Matrix, moments, rows_of
+from qjax.contrib.post_training.layerwise_runner import Stop, Stream, Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,19 +10,17 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax import profiles, targets
+from qjax import targets
 from qjax.api.calibrate import measure_ranges, stacked_qparams
 from qjax.api.convert import BATCH, Batch, check_batch, graph_of
-from qjax.api.explain import Explained, obstacles, refused_rows
+from qjax.api.explain import obstacles, refused_rows
 from qjax.api.recipe_fit import Fit, float_steps
 from qjax.assign.backend import backend_of, target_of
 from qjax.calibration.learned import Quantizer
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
-from qjax.export import contents
-from qjax.export.contents import check_graph
 from qjax.export.integer_graph import IntegerGraph
-from qjax.graph.ir import Graph
+from qjax.graph.ir import PROFILE, UNCALIBRATED, Graph
 from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import Definition, instrument, module_types, trace
@@ -31,16 +29,16 @@ from qjax.model.finite import check_bounds, check_finite
 from qjax.model.quantized_model import Plan, Product, QuantizedModel, check_quantized, evaluation_copy, unquantized
 from qjax.model.quantizer_numbers import QuantizerNumbers
 from qjax.ops import backend
-from qjax.profiles import Profile, Verdict, Violation
 from qjax.recipe.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.support.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.support.errors import refuse
+from qjax.support.extensions import profiles
 from qjax.support.on_cpu import on_cpu
 from qjax.support.progress import stage, track
 from qjax.support.transfers import with_transfers
 from qjax.support.user_frames import users_level
-from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
+from qjax.tracing import Annotation, dynamic_products, lost_tables, said
 
 
 @with_transfers
@@ -150,7 +148,8 @@ def quantize_derived(
     measure_ranges(qmodel, [sample], progress=progress)
     if plan.profile is not None:
         rows = refused_rows(traced, annotation, plan)
-        refuse_model(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
+        judge = profiles().check_model
+        judge(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
     refused = obstacles(traced, annotation, plan)
     looping = bool(plan.float_paths) and any(eqn.is_scan for eqn in traced.program.walk())
     if judged and not refused and plan.profile is None and (looping or _are_unusual(plan)):
@@ -237,11 +236,11 @@ def convert(
     with stage("convert"), on_cpu(qmodel, args) as (near, arrays):
         graph = graph_of(near, arrays, target or qmodel.plan.target, batch, state)
         if qmodel.plan.profile is not None and target is None:
-            contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
-            graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
+            profiles().check_graph(graph, qmodel.plan.profile).refuse("convert")
+            graph = graph.replace(metadata={**graph.metadata, PROFILE: qmodel.plan.profile})
         blind = qmodel.warn_if_blind("convert")
         if blind:
-            graph = graph.replace(metadata={**graph.metadata, contents.BLIND: list(blind)})
+            graph = graph.replace(metadata={**graph.metadata, UNCALIBRATED: list(blind)})
         return IntegerGraph(graph)
 
 
@@ -361,38 +360,3 @@ def _placeholder(q: Quantizer) -> dict[str, Any]:
 
 def _param_shape(q: Quantizer) -> tuple[int, ...]:
     return () if q.spec.per_tensor else q.spec.param_shape(q.shape)
-
-
-def refuse_model(
-    name: str,
-    quantizers: Mapping[str, Quantizer],
-    places: Mapping[str, Place],
-    refused: Sequence[Explained],
-    convert: Callable[[], Graph],
-) -> None:
-    """Raise a ProfileError for the rules that the recipe and the model's structure break.
-
-    Args:
-      name: of the profile. refused: the equations without an integer form. convert: makes the graph of the model from
-        its present numbers; the rules that depend on trained numbers are left to `qjax.convert`.
-    """
-    profile = profiles.get(name)
-    found = [violation for key, q in quantizers.items() for violation in _of_quantizer(profile, q, places[key])]
-    for row in refused:
-        cure = " ".join(row.cures)
-        found.append(Violation("integers", row.module or row.primitive, "an integer form", row.problem, cure, "", None))
-    operators: tuple[tuple[str, int], ...] = ()
-    if not refused:
-        try:
-            # The quantizers above have reported the faults of specs already, so do not report them again.
-            verdict = check_graph(convert(), profile, trained=False, scheme=not found)
-        except ConversionError as error:
-            found.append(Violation("integers", "the model", "a graph of integers", str(error), "See there."))
-        else:
-            found += verdict.violations
-            operators = verdict.operators
-    Verdict(profile, tuple(found), operators).refuse("quantize")
-
-
-def _of_quantizer(profile: Profile, quantizer: Quantizer, place: Place) -> Sequence[Violation]:
-    return list(profiles.check_spec(profile, place.kind, quantizer.spec, f"quantizer {place.name!r}", place.location))

@@ -30,15 +30,14 @@ def command(model: str | None, name: str | None, target: str | None, as_json: bo
     """
     import json
 
-    from qjax import profiles
     from qjax.cli.errors import Refused, refusing
     from qjax.cli.models import kind, open_model
-    from qjax.export.contents import check_file
-    from qjax.profiles.page import devices_table, rules_table
+    from qjax.support import extensions
 
+    profiles = extensions.profiles()
     if model is None:
         with refusing():
-            click.echo(devices_table() if name is None else rules_table(profiles.get(name)))
+            click.echo(profiles.devices_table() if name is None else profiles.rules_table(profiles.get(name)))
         return 0
     if name is None:
         raise Refused(f"expected --profile NAME, one of {', '.join(profiles.names())}.")
@@ -46,7 +45,7 @@ def command(model: str | None, name: str | None, target: str | None, as_json: bo
         profile = profiles.get(name)
         if target is None and kind(model) == profile.format:
             with open(model, "rb") as file:
-                verdict = check_file(file.read(), profile)
+                verdict = profiles.check_file(file.read(), profile)
         else:
             verdict = open_model(model, target).check(profile)
     if as_json:

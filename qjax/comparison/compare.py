@@ -9,7 +9,7 @@ is that of two forwards, not of all activations.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -18,20 +18,143 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.assign.partition import device_of, group_like
-from qjax.comparison.causes import Finding, Key, Side, classify, explain, findings, summary
-from qjax.comparison.inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
-from qjax.comparison.pairing import check_signature, pairs
+from qjax.comparison.causes import Key, Side, classify, differing_fields, explain, findings, summary
+from qjax.comparison.exact_values import Ratio, compare_halves
+from qjax.comparison.findings import Finding
 from qjax.comparison.result import Cause, Comparison, Difference, NodeComparison
 from qjax.export.integer_graph import IntegerGraph
-from qjax.graph.ir import Graph, Node
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.kernels import prepare
 from qjax.graph.node_view import NodeView
+from qjax.graph.rounding_phrases import QUANTIZATIONS
 from qjax.run.interpreter import check_shapes
-from qjax.run.quantize_io import inputs_of
+from qjax.run.quantize_io import inputs_of, quantize_inputs
 from qjax.run.stepwise import Env, Runner
 from qjax.support.batches import Batches, Inputs, brief
 from qjax.support.progress import track
 from qjax.support.transfers import with_transfers
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks that two graphs are two conversions of one model, and pairs their nodes.
+
+
+def check_signature(left: Graph, right: Graph) -> None:
+    """Raise a ValueError unless both graphs have the same inputs and outputs."""
+    if left.inputs != right.inputs or len(left.outputs) != len(right.outputs):
+        raise ValueError(
+            f"compare: the graphs come from different models: inputs {', '.join(left.inputs)} and {len(left.outputs)} "
+            f"outputs against inputs {', '.join(right.inputs)} and {len(right.outputs)} outputs. Convert one model "
+            "under two targets: qjax.convert(qmodel, sample, target=...)."
+        )
+    problems = [text for name in left.inputs for text in _problems(left.tensors[name], right.tensors[name])]
+    for mine, theirs in zip(left.outputs, right.outputs, strict=True):
+        problems += _problems(left.tensors[mine], right.tensors[theirs])
+    _raise_for(problems)
+
+
+def pairs(a: Graph, b: Graph) -> dict[str, tuple[Node, Node]]:
+    """The nodes in both graphs by name, in a's order; a ValueError unless the two of each pair have one form."""
+    others = {node.name: node for node in b.nodes}
+    paired = {node.name: (node, others[node.name]) for node in a.nodes if node.name in others}
+    if a.nodes and not paired:
+        raise ValueError(
+            "compare: expected two graphs of one model, got graphs without a common node: "
+            f"a has {_first(a)}, ...; b has {_first(b)}, ..."
+        )
+    problems: list[str] = []
+    for name, (mine, theirs) in paired.items():
+        if mine.op != theirs.op or len(mine.inputs) != len(theirs.inputs):
+            what = [f"{node.op} of {len(node.inputs)} tensors" for node in (mine, theirs)]
+            problems.append(f"node {name!r} is {what[0]} in a, {what[1]} in b")
+            continue
+        tensors = zip((*mine.inputs, mine.output), (*theirs.inputs, theirs.output), strict=True)
+        for left, right in tensors:
+            problems += _problems(a.tensors[left], b.tensors[right])
+    _raise_for(problems)
+    return paired
+
+
+def _first(graph: Graph) -> str:
+    return ", ".join(node.name for node in graph.nodes[:4])
+
+
+def _problems(a: Tensor, b: Tensor) -> list[str]:
+    if (a.shape, a.dtype) == (b.shape, b.dtype):
+        return []
+    return [f"{a.name!r} is {a.dtype} {_shape(a)} in a, {b.dtype} {_shape(b)} in b"]
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join("batch" if n is None else str(n) for n in tensor.shape)
+
+
+def _raise_for(problems: list[str]) -> None:
+    unique = list(dict.fromkeys(problems))
+    if unique:
+        more = f", and {len(unique) - 4} more" if len(unique) > 4 else ""
+        raise ValueError(
+            "compare: expected two graphs of one model, with the same shapes and types of codes; "
+            f"{'; '.join(unique[:4])}{more}. Convert one quantized model under two targets: "
+            "qjax.convert(qmodel, sample, target=...)."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Compares how two graphs quantize their float inputs, and explains why the codes differ.
+
+INPUT_TEXTS = {
+    "tie": "exact ties of x / s: {n}",
+    "float32": "values so near a tie that the float32 steps of one of the two carry them onto or over it: {n}",
+    "grid": "different grids: {n}",
+    "other": "values that are not finite: {n}",
+}
+"""Kind of cause -> a clause about n codes."""
+
+
+def input_codes(ir: Graph, batch: Sequence[Any]) -> list[Any]:
+    """The codes that a graph computes from a batch; codes are returned unchanged."""
+    made: list[Any] = []
+    for name, x in zip(ir.inputs, batch, strict=True):
+        codes = ir.tensors[name].quantization is not None and not jnp.issubdtype(x.dtype, jnp.floating)
+        made.append(x if codes else quantize_inputs(ir.replace(inputs=(name,)), [x])[0])
+    return made
+
+
+def input_findings(name: str, a: Runner, b: Runner) -> list[Finding]:
+    """List the differences in how the two graphs quantize an input."""
+    found: list[Finding] = []
+    if a.ir.quantization != b.ir.quantization:
+        texts = [f"{g.label} {QUANTIZATIONS[g.ir.quantization]} ({g.ir.quantization})" for g in (a, b)]
+        found.append(Finding("method", "; ".join(texts)))
+    return found + [
+        Finding("grid", f"{what} of {name!r} differ here") for what in differing_fields(*_grids(name, a, b))
+    ]
+
+
+def _grids(name: str, a: Runner, b: Runner) -> tuple[Quantization, Quantization]:
+    left, right = a.ir.tensors[name].quantization, b.ir.tensors[name].quantization
+    assert left is not None
+    assert right is not None
+    return left, right
+
+
+def classify_input(
+    name: str, graphs: tuple[Runner, Runner], x: np.ndarray, mine: np.ndarray, theirs: np.ndarray
+) -> Counter[Key]:
+    """Why codes of float inputs differ: the exact quotient x / s is a tie, or float32 steps decide."""
+    grids, mask = _grids(name, *graphs), mine != theirs
+    if differing_fields(*grids):
+        return Counter({("grid", ""): int(np.sum(mask))})
+    values = x[mask].astype(np.float32)
+    finite = np.isfinite(values)
+    found: Counter[Key] = Counter({("other", ""): int(np.sum(~finite))})
+    scale = np.broadcast_to(np.asarray(grids[0].scale), x.shape)[mask][finite]
+    zero_point = np.broadcast_to(np.asarray(grids[0].zero_point), x.shape)[mask][finite]
+    if scale.size:
+        quotient = Ratio.of(values[finite]) / Ratio.of(scale)
+        tie = np.abs(compare_halves(quotient, mine[mask][finite].astype(np.int64) - zero_point)) == 1
+        found["tie", ""], found["float32", ""] = int(np.sum(tie)), int(np.sum(~tie))
+    return +found
 
 
 class Tally:

@@ -19,10 +19,9 @@ from qjax.comparison.verify_report import OutputReport as OutputReport
 from qjax.comparison.verify_report import RealReport as RealReport
 from qjax.comparison.verify_report import Report as Report
 from qjax.comparison.verify_report import cause_of, first_difference
-from qjax.export.contents import BLIND
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.batch_shapes import Sizes, batch_of, shapes_at
-from qjax.graph.ir import REAL_DTYPE, Graph
+from qjax.graph.ir import REAL_DTYPE, UNCALIBRATED, Graph
 from qjax.graph.node_view import NodeView
 from qjax.graph.structure import split_arguments
 from qjax.graph.unsupported import ConversionError
@@ -135,7 +134,7 @@ def verify(
         graph.target,
         trained_for,
         inputs=clipped.reports(),
-        uncalibrated=tuple(ir.metadata.get(BLIND, ())),
+        uncalibrated=tuple(ir.metadata.get(UNCALIBRATED, ())),
     )
     now = None if report.exact else converted(first)
     return report if now is None else report.against(first_difference(ir, now))

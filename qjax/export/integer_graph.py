@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax import profiles, targets
+from qjax import targets
 from qjax.assign.retarget import retarget
-from qjax.export import artifact, contents
+from qjax.export import artifact
 from qjax.export.emit import emit
 from qjax.graph import state as states
-from qjax.graph.ir import Graph, Tensor
+from qjax.graph.ir import PROFILE, UNCALIBRATED, Graph, Tensor
 from qjax.graph.node_view import NodeView
 from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.run import input_checks
@@ -31,6 +31,7 @@ from qjax.run.quantize_io import (
     quantize_inputs,
     result_of,
 )
+from qjax.support.extensions import Profile, Verdict, profiles
 from qjax.support.progress import stage
 from qjax.support.tables import table
 from qjax.support.transfers import with_transfers
@@ -241,7 +242,7 @@ class IntegerGraph:
         format: str,
         path: str | os.PathLike[str],
         *,
-        profile: str | profiles.Profile | None = None,
+        profile: str | Profile | None = None,
         **options: Any,
     ) -> None:
         """Write the graph for a runtime: "onnx", "tflite", "c", "stablehlo", "pte" or "rtl"; see `qjax.export.emit`.
@@ -253,11 +254,9 @@ class IntegerGraph:
         Raises:
           ProfileError: rules are broken, or an option contradicts the profile; the message lists all.
         """
-        known = contents.profile_for(self.ir, format, profile)
-        if known is not None:
-            options = contents.options_for(known, options)
-            contents.check_graph(self.ir, known, options=options).refuse("emit")
-        blind = self.ir.metadata.get(contents.BLIND)
+        if profile is not None or PROFILE in self.ir.metadata:
+            options = profiles().check_options(self.ir, format, profile, options)
+        blind = self.ir.metadata.get(UNCALIBRATED)
         if blind:
             names = ", ".join(map(repr, blind[:4])) + (", ..." if len(blind) > 4 else "")
             warnings.warn(
@@ -290,7 +289,7 @@ class IntegerGraph:
             return Native(self.ir, batch, self.interpreter, threads)
 
     @with_transfers
-    def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
+    def check(self, profile: str | Profile) -> Verdict:
         """Judge the graph by a device's demands; `str()` of the verdict lists every violation with its cure.
 
         The verdict is about the operators of the file that the profile's emitter writes.
@@ -298,7 +297,7 @@ class IntegerGraph:
         Raises:
           ValueError: an unknown profile. ModuleNotFoundError: the library that writes the format is missing.
         """
-        return contents.check_graph(self.ir, profile)
+        return profiles().check_graph(self.ir, profile)
 
     @with_transfers
     def retarget(self, target: str | targets.Target) -> "IntegerGraph":

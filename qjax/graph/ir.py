@@ -35,6 +35,11 @@ REAL_DTYPE = "float32"
 REAL_DTYPES = ("float32", "float64", "float16", "bfloat16")
 """The dtypes of the float numbers in a quantized graph: biases, factors, bounds."""
 
+PROFILE = "profile"
+"""The metadata key that stores the name of the profile of the device that the graph is for."""
+UNCALIBRATED = "uncalibrated"
+"""The metadata key that stores the names of quantizers whose calibration data were a single number."""
+
 _STRUCTURE = {"tensors", "nodes", "inputs", "outputs"}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from qjax.layers.arguments import with_keywords
-from qjax.layers.haiku import haiku_layers
+from qjax.support import extensions
 from qjax.support.batches import brief
 from qjax.tracing import NAMED, SCOPE
 
@@ -67,7 +67,7 @@ class FunctionModule(FunctionVariables):
         params, state = self.pytrees()
         bound = functools.partial(function.apply, *((params,) if function.state is None else (params, state)))
         args, options = _bind_arguments(bound, args, options)
-        with jax.named_scope(f"{SCOPE}{getattr(self, 'qjax_path', '')}{NAMED}"), haiku_layers():
+        with jax.named_scope(f"{SCOPE}{getattr(self, 'qjax_path', '')}{NAMED}"), extensions.around_functions():
             found = bound(*args, **options)
         if function.state is None:
             return found

@@ -13,7 +13,6 @@ from flax import nnx
 
 from qjax.layers import nnx_layers, normalization
 from qjax.layers.function import function_types, types_within
-from qjax.layers.linen import linen_types
 from qjax.tracing import SCOPE, Program
 
 MARKED: dict[type, Callable[..., Any]] = {
@@ -71,9 +70,9 @@ def module_types(model: nnx.Module, program: Program) -> dict[str, type]:
     """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model.
 
     Args:
-      program: a trace of the model, which reveals the submodules of linen modules and the scopes of functions.
+      program: a trace of the model, which reveals the scopes of functions.
     """
-    types = {**linen_types(model), **function_types(model), **types_within(model, _own_types)}
+    types = {**function_types(model), **types_within(model, _own_types)}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Module):
             types.setdefault("/".join(str(part) for part in path), getattr(type(node), "qjax_base", type(node)))

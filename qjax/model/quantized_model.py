@@ -13,7 +13,6 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from qjax import profiles
 from qjax.assign.backend import target_of
 from qjax.calibration.cautions import blind_message
 from qjax.calibration.learned import Quantizer
@@ -34,6 +33,7 @@ from qjax.ops.formatted import FormattedProduct
 from qjax.recipe.keys import ancestors
 from qjax.recipe.recipe import Dynamic, Recipe, WeightFormat
 from qjax.support.batches import brief, refuse_trace, traced_message
+from qjax.support.extensions import profiles
 from qjax.support.progress import stage
 from qjax.support.tables import Summary
 from qjax.support.transfers import with_transfers
@@ -266,7 +266,7 @@ class Plan:
 
 def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
     """The plan that a recipe implies for a model before it has quantizers. types: module path -> class."""
-    profile = None if recipe.profile is None else profiles.get(recipe.profile).name
+    profile = None if recipe.profile is None else profiles().get(recipe.profile).name
     dynamic = recipe.dynamic_paths(types)
     return Plan(
         (),

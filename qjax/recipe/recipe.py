@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from qjax import calibration, profiles, targets
+from qjax import calibration, targets
 from qjax.assign import int16_limits
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
@@ -29,6 +29,7 @@ from qjax.recipe.override import (
 )
 from qjax.recipe.override import FLOAT as FLOAT
 from qjax.recipe.override import Override as Override
+from qjax.support.extensions import Profile, profiles
 from qjax.support.names import did_you_mean
 from qjax.tracing import Integers, Place
 
@@ -131,11 +132,11 @@ class Recipe:
     reduce_range: bool = False
     integers: Sequence[Integers] = ()
     adapters: AdapterMode = "beside"
-    profile: str | profiles.Profile | None = None
+    profile: str | Profile | None = None
 
     def __post_init__(self) -> None:
         if self.profile is not None:
-            self._take_profile(profiles.get(self.profile))
+            self._take_profile(profiles().get(self.profile))
         formulas.check_target(target_of(self.target))
         check_spec("Recipe: weights", self.weights)
         check_spec("Recipe: activations", self.activations)
@@ -192,9 +193,9 @@ class Recipe:
                     "activations=QSpec(bits=8))."
                 ) from None
 
-    def _take_profile(self, profile: profiles.Profile) -> None:
+    def _take_profile(self, profile: Profile) -> None:
         """Fill in the settings that the profile proposes, and refuse those that contradict it."""
-        profiles.register(profile)
+        profiles().register(profile)
         object.__setattr__(self, "profile", profile.name)
         own = {"target": (_TARGET, profile.targets[0]), "weights": (_WEIGHTS, profile.weights)}
         own["activations"] = (_ACTIVATIONS, profile.activations)
@@ -204,15 +205,8 @@ class Recipe:
         for name, value in profile.recipe.items():
             if getattr(self, name) == type(self).__dataclass_fields__[name].default:
                 object.__setattr__(self, name, value)
-        found = list[profiles.Violation]()
-        target = target_of(self.target).name
-        if target not in profile.targets:
-            allowed, cure = ", ".join(profile.targets), f"Leave target out, or use target={profile.targets[0]!r}."
-            found.append(profiles.Violation("target", "target", f"one of {allowed}", target, cure))
-        for kind in ("weights", "activations"):
-            if isinstance(getattr(self, kind), QSpec):
-                found += profiles.check_spec(profile, kind.removesuffix("s"), getattr(self, kind), kind)
-        profiles.Verdict(profile, tuple(found)).refuse("Recipe")
+        specs = {"weights": self.weights, "activations": self.activations}
+        profiles().check_recipe(profile, target_of(self.target).name, specs)
 
     # ------------------------------------------------------------------ what the parts of a model get
 
@@ -315,7 +309,7 @@ class Recipe:
         """The settings that are neither defaults nor proposed by a profile."""
         proposed: dict[str, Any] = {}
         if self.profile is not None:
-            profile = profiles.get(self.profile)
+            profile = profiles().get(self.profile)
             proposed = {**profile.recipe, "weights": profile.weights, "activations": profile.activations}
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in defaults}

@@ -245,7 +245,7 @@ _PROFILES = {
     "ethos": "ethos_u",
     "tidl": "tidl",
 }
-"""Devices that have a profile instead of a target; the profiles are in `qjax.profiles`, which imports this."""
+"""Devices that have a profile instead of a target; the profiles are in `qjax.profiles`."""
 
 _TFLITE = (
     "Did you mean 'tflite_micro' (microcontrollers), 'tflite_optimized_x86', 'tflite_optimized_arm' or "

@@ -3,12 +3,35 @@
 The same .tflite file produces different codes with each of them, and with the optimised ones on ARM and on x86.
 """
 
+from typing import Any
+
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, Weighted, register
 
-_SAME_GRID = frozenset({"average_pool"})
 _COMPOSED = frozenset({"dot", "normalize", "softmax"})
 """For LiteRT only, because TFLite Micro has no kernel that looks up the table of reciprocal roots."""
+
+_EVERYWHERE: dict[str, Any] = {
+    "average_pool": "tflite_average_pool",
+    "same_grid": frozenset({"average_pool"}),
+    "svdf": "tflite",
+    "squared_difference": "tflite",
+    "unit_grids": True,
+    "mixed_widths": False,
+    "wide_weights": False,
+    "wide_activations": True,
+}
+"""What all of them share."""
+_LITERT: dict[str, Any] = {
+    **_EVERYWHERE,
+    "wide": Weighted("int16x8"),
+    "wide_dot": Weighted("float64_away"),
+    "quantize": "reciprocal",
+    "softmax": "float32",
+    "lstm": "tflite",
+    "composed": _COMPOSED,
+}
+"""What LiteRT's kernels for CPUs share."""
 
 TFLITE_MICRO = register(
     Target(
@@ -21,20 +44,13 @@ TFLITE_MICRO = register(
         matmul="tflite_micro_matmul",
         rescale="double_round",
         mean="tflite_mean",
-        average_pool="tflite_average_pool",
-        same_grid=_SAME_GRID,
         quantize="division_away",
         wide="int16x8",
         tables="gemmlowp",
         softmax="gemmlowp",
         resize="tflite",
         lstm="tflite_micro",
-        svdf="tflite",
-        squared_difference="tflite",
-        unit_grids=True,
-        mixed_widths=False,
-        wide_weights=False,
-        wide_activations=True,
+        **_EVERYWHERE,
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -62,8 +78,6 @@ TFLITE_OPTIMIZED_X86 = register(
         dot=Weighted("neon", "f32"),
         dot_per_channel=Weighted("neon", "f64"),
         depthwise=Weighted("tflite_depthwise_neon"),
-        wide=Weighted("int16x8"),
-        wide_dot=Weighted("float64_away"),
         add="tflite_add_neon",
         subtract="tflite_add",
         multiply="tflite_multiply_neon",
@@ -71,22 +85,11 @@ TFLITE_OPTIMIZED_X86 = register(
         matmul="tflite_matmul",
         rescale="tflite_rescale_neon",
         mean="tflite_mean_neon",
-        average_pool="tflite_average_pool",
-        same_grid=_SAME_GRID,
-        quantize="reciprocal",
         dequantize="product_sum",
         tables="tflite",
-        softmax="float32",
         resize="tflite_optimized",
-        lstm="tflite",
-        svdf="tflite",
-        squared_difference="tflite",
-        unit_grids=True,
-        mixed_widths=False,
-        wide_weights=False,
         dynamic="tflite",
-        composed=_COMPOSED,
-        wide_activations=True,
+        **_LITERT,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -120,23 +123,10 @@ TFLITE_XNNPACK = register(
         matmul="xnnpack_matmul",
         rescale="xnnpack_rescale",
         mean="xnnpack_mean",
-        average_pool="tflite_average_pool",
-        same_grid=_SAME_GRID,
-        quantize="reciprocal",
-        wide=Weighted("int16x8"),
-        wide_dot=Weighted("float64_away"),
         tables="xnnpack",
-        softmax="float32",
         resize="xnnpack",
-        lstm="tflite",
-        svdf="tflite",
-        squared_difference="tflite",
-        unit_grids=True,
-        mixed_widths=False,
-        wide_weights=False,
         dynamic="xnnpack",
-        composed=_COMPOSED,
-        wide_activations=True,
+        **_LITERT,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

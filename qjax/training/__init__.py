@@ -1,33 +1,64 @@
-"""What training a quantized model needs beyond gradients: constraints, learned rounding, and accuracy repairs."""
+"""What training a quantized model needs beyond gradients: constraints, learned rounding, and accuracy repairs.
 
-from qjax.training.a2q import AccumulatorConstraint, accumulator_bound, constrain_accumulators
+The steps of post-training, learned bits and bounds of accumulators lie in `qjax.contrib`, which registers their names.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from qjax.support import extensions
 from qjax.training.adam import optimizer
 from qjax.training.adapters import merge_adapters
-from qjax.training.adaround import RoundedLayer, Rounding, adaround
 from qjax.training.batch_norm import reestimate_batch_norm
-from qjax.training.bias_correction import Correction, correct_bias
-from qjax.training.brecq import RebuiltBlock, Reconstruction, brecq
-from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
-from qjax.training.gptq import Solution, SolvedLayer, gptq
-from qjax.training.learned_bits import BitsParam, LearnedBits
 from qjax.training.log import ScalarWriter, TrainingLog
-from qjax.training.migration import equalize, smooth
-from qjax.training.migration_result import Migration, Moved
-from qjax.training.oscillations import Oscillations
-from qjax.training.pareto import ParetoFront, Point
-from qjax.training.post_training import post_training
-from qjax.training.precision import Precision, Wider, widen
-from qjax.training.ranges import Ranged, Ranges, output_ranges
-from qjax.training.report import PostTrainingReport, Score, StepReport
-from qjax.training.resources import ebops
-from qjax.training.rotation import Rotated, rotate
+from qjax.training.oscillations import Oscillations, dampening
 from qjax.training.sharding import shardings
-from qjax.training.steps import STEPS
 from qjax.training.stochastic import stochastic_forward
-from qjax.training.tables import row_scales
 from qjax.training.weights import Weights, codes_of, set_codes, weights_of
+
+if TYPE_CHECKING:
+    from qjax.contrib.learned_bits import (
+        AccumulatorConstraint,
+        BitsParam,
+        LearnedBits,
+        ParetoFront,
+        Point,
+        accumulator_bound,
+        constrain_accumulators,
+        ebops,
+    )
+    from qjax.contrib.post_training import (
+        STEPS,
+        Correction,
+        Migration,
+        Moved,
+        PostTrainingReport,
+        Precision,
+        Ranged,
+        Ranges,
+        RebuiltBlock,
+        Reconstruction,
+        Rotated,
+        RoundedLayer,
+        Rounding,
+        Score,
+        Solution,
+        SolvedLayer,
+        StepReport,
+        Wider,
+        adaround,
+        brecq,
+        correct_bias,
+        equalize,
+        gptq,
+        output_ranges,
+        post_training,
+        rotate,
+        row_scales,
+        smooth,
+        widen,
+    )
 
 __all__ = [
     "STEPS",
@@ -87,3 +118,13 @@ __all__ = [
     "weights_of",
     "widen",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    value = extensions.find_name(__name__, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

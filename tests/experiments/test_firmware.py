@@ -11,7 +11,8 @@ from experiments.firmware import __main__ as command
 from experiments.firmware import cmsis_nn
 from experiments.firmware.boards import BOARDS
 from experiments.firmware.build import run
-from tests.export.emit import nodes, one_bit_layers, simd_layers
+from tests.contrib.simd import one_bit_layers, simd_layers
+from tests.export.emit import nodes
 from tests.lower.lowered import residual_network
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from qjax import QSpec
-from qjax.analysis.histogram import fine_counts, merged
+from qjax.analysis.statistics import fine_counts, merged
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 12])

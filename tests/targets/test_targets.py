@@ -5,7 +5,8 @@ import re
 import pytest
 
 import qjax
-from qjax import profiles, targets
+from qjax import targets
+from qjax.contrib import profiles
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import formulas
 from qjax.targets import Target, Weighted

@@ -12,8 +12,8 @@ from typing import Any
 
 from qjax.assign.retarget import retarget
 from qjax.contrib.executorch.module import module_of
+from qjax.contrib.profiles.contents import PTE_FORM
 from qjax.export import files
-from qjax.export.contents import PTE_FORM
 from qjax.export.emit.onnx import to_model
 from qjax.graph.ir import Graph
 from qjax.support.errors import Unsupported

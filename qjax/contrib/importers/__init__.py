@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 from qjax import targets
+from qjax.contrib.profiles.contents import detect_format
 from qjax.export import artifact, files
-from qjax.export.contents import detect_format
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.read_errors import ReadError
 from qjax.graph.ir import Graph

@@ -1,6 +1,6 @@
 """OpenVINO's CPU plugin on files that qjax writes: a float32 bias that includes the zero point, and no fused step.
 
-The files (`export/emit/onnx/openvino`) contain a product in steps of its output: the weights' scale is the effective
+The files (`contrib/onnx_styles/openvino`) contain a product in steps of its output: the weights' scale is the effective
 scale e, and the bias is float32(float32(b / s_y) + z_y). oneDNN then multiplies, adds and rounds, every operation in
 float32:
 

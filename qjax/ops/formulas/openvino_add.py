@@ -6,7 +6,7 @@ codes of 8 bits the sum stays below 2^24, so float32 holds every step exactly. A
 additions then result in the same number.
 
 OpenVINO's CPU plugin adds in an order that depends on what is around the addition. The files that qjax writes for it
-contain these steps (`export/emit/onnx/openvino`).
+contain these steps (`contrib/onnx_styles/openvino`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -15,8 +15,8 @@ from jax import lax
 
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.clear_function_tags import opened
 from qjax.tracing.rewrites.dataflow import Flow, Found, pruned, spans, written
+from qjax.tracing.rewrites.open_calls import opened
 
 _NAMES = frozenset({"log_softmax", "logsumexp"})
 

@@ -14,7 +14,7 @@ error about an equation that no later rewriter recognises can name the function.
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,23 @@ from qjax.tracing.expressions import Builder, NotElementwise
 from qjax.tracing.program import CUSTOM, WRITTEN_ANEW, Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Clears the function's name from moves at the start of a `jax.nn` function, such as vmap's transposition.
+
+
+def opened(program: Program, groups: Sequence[Equation], functions: Collection[str]) -> Program:
+    """Clear `Equation.function` of the equations that lie before each group and name one of `functions`."""
+    made = {value: eqn for eqn in program.equations for value in eqn.outputs}
+    found: set[Equation] = set()
+    for group in groups:
+        eqn = made.get(group.inputs[0])
+        while eqn is not None and eqn.function in functions:
+            found.add(eqn)
+            eqn = made.get(eqn.inputs[0]) if eqn.inputs else None
+    equations = (dataclasses.replace(eqn, function=None) if eqn in found else eqn for eqn in program.equations)
+    return dataclasses.replace(program, equations=tuple(equations))
+
 
 _ROWS = frozenset({"log_softmax", "logsumexp", "standardize"})
 

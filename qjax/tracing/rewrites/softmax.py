@@ -17,8 +17,8 @@ from jax import lax
 
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.clear_function_tags import opened
 from qjax.tracing.rewrites.dataflow import Axes, Flow, pruned, spans, written
+from qjax.tracing.rewrites.open_calls import opened
 
 HIDDEN = -1e4
 """Adding this or less hides a number from a softmax, because exp(-10000) is 0 in every format."""

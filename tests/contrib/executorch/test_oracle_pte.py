@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from tests.profiles.networks import IMAGES, Chain, Residual
+from tests.contrib.profiles.networks import IMAGES, Chain, Residual
 
 pytestmark = [
     pytest.mark.oracle,

@@ -14,7 +14,7 @@ from flax import nnx
 from keras import layers
 
 import qjax
-from qjax.contrib.keras.plan_json import decode, encode
+from qjax.contrib.keras.trainer import decode, encode
 from tests.layers.round_trip import assert_same, data
 
 # of Keras itself, under numpy 2.5

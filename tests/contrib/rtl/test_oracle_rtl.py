@@ -13,8 +13,8 @@ from flax import nnx
 
 import qjax
 from qjax.contrib.rtl import verilog
+from tests.contrib.onnx_styles.qonnx_networks import NETWORKS, graph_of
 from tests.contrib.rtl.rtl_networks import Dense, Kinds, Recurrent, Residual, converted, for_fpga, with_learned_bits
-from tests.export.emit.qonnx_networks import NETWORKS, graph_of
 
 GRAPHS = {
     "rows": lambda: graph_of("rows", "w4a4"),

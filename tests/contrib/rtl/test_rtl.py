@@ -15,6 +15,7 @@ from flax import nnx
 import qjax
 from qjax import targets
 from qjax.support.errors import Unsupported
+from tests.contrib.onnx_styles.qonnx_networks import graph_of
 from tests.contrib.rtl.rtl_networks import (
     Attention,
     Dense,
@@ -26,7 +27,6 @@ from tests.contrib.rtl.rtl_networks import (
     for_fpga,
     with_learned_bits,
 )
-from tests.export.emit.qonnx_networks import graph_of
 
 trace = pytest.importorskip("alkaid.trace", reason="alkaid has wheels for x86-64 Linux and ARM macOS only")
 

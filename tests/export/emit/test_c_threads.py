@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from qjax.export.emit.c import threads, to_files
-from tests.export.emit import c_build, nodes, one_bit_layers, simd_layers
+from tests.contrib.simd import one_bit_layers, simd_layers
+from tests.export.emit import c_build, nodes
 
 RACES = "TSAN_OPTIONS=ignore_noninstrumented_modules=1"
 """The library of OpenMP itself is not compiled for the sanitizer."""

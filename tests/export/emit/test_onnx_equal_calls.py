@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qjax.export.emit.onnx.equal_calls import key_of
+from qjax.export.emit.onnx.nodes import key_of
 from qjax.export.emit.onnx.views import View
 
 VIEW = View("a", "int8", (2, 3), (2, 3), (0, 1), low=-4, high=7, known=np.arange(6, dtype=np.int8))

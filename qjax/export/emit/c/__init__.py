@@ -14,9 +14,11 @@ import re
 from qjax.export.emit.c import files, stepping
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
+from qjax.export.emit.c.vectors import vectors_of
 from qjax.export.emit.golden import golden
 from qjax.export.files import write_folder
 from qjax.graph.ir import Graph
+from qjax.support.extensions import VECTORS
 from qjax.support.progress import say
 
 __all__ = ["emit", "to_files"]
@@ -84,16 +86,17 @@ def _emitted(
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
-    if type(simd) is not bool and simd != "cortex_m":
+    if type(simd) not in (bool, str) or simd not in VECTORS:
         raise ValueError(
             "C: expected simd=True for the vectors of x86-64 and AArch64, 'cortex_m' for those of a Cortex-M, or False."
             f" Got {simd!r}."
         )
-    if type(threads) is not bool or (threads and simd == "cortex_m"):
+    source = Source(simd=simd, threads=threads)
+    form = vectors_of(source)
+    if type(threads) is not bool or (threads and form is not None and not form.threads):
         raise ValueError(
             f"C: expected threads=True or False, and False for a Cortex-M. Got {threads!r}, simd={simd!r}."
         )
-    source = Source(simd=simd, threads=threads)
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")

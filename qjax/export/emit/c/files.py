@@ -12,6 +12,7 @@ from qjax.export.emit.c.index import Index
 from qjax.export.emit.c.memory import Access, Place, Step
 from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
+from qjax.export.emit.c.vectors import vectors_of
 from qjax.graph.ir import Graph, Tensor
 from qjax.support.names import Names, short_location
 
@@ -145,7 +146,8 @@ def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str
     layers = [_function(program, step) for program in programs for step in program.steps]
     runs = [text for program, name in zip(programs, names, strict=True) for text in _functions(program, name)]
     own = [*shared.texts, *shared.table_texts, *layers, *runs]
-    return [*without_unused(helper_texts(shared.helpers), own), *own]
+    vectors = vectors_of(shared)
+    return [*without_unused(helper_texts(shared.helpers, vectors.helpers if vectors else {}), own), *own]
 
 
 def _arguments(program: Program, step: Step) -> list[tuple[str, str, Access]]:

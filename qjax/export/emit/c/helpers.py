@@ -6,8 +6,7 @@ to one instruction.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from importlib import resources
+from collections.abc import Iterable, Mapping
 
 from qjax.export.emit.c import threads
 
@@ -232,39 +231,25 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
     found["threads"] = (threads.MACRO, ())
     found["unused"] = (_UNUSED, ())
-    found["vectors"] = (f"#include <string.h>\n\n{_own('vectors')}", ("unused",))
-    found["one_bit"] = (f"#include <string.h>\n\n{_own('one_bit')}", ("unused",))
-    forms = [
-        "#if defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)",
-        _own("cortex_m_mve"),
-        "#elif defined(__ARM_FEATURE_DSP) && defined(__ARM_FEATURE_SIMD32) && !defined(__ARM_BIG_ENDIAN)",
-        _own("cortex_m_dsp"),
-        "#else",
-        _own("cortex_m_plain"),
-        "#endif",
-    ]
-    parts = ["#include <string.h>", _own("cortex_m"), "\n".join(forms), _own("cortex_m_codes")]
-    found["cortex_m"] = ("\n\n".join(parts), ("unused",))
     return found
-
-
-def _own(name: str) -> str:
-    """The text of a C file in this folder."""
-    return resources.files("qjax.export.emit.c").joinpath(f"{name}.h").read_text("ascii").rstrip()
 
 
 _TEXTS = _all()
 
 
-def helper_texts(names: Iterable[str]) -> list[str]:
-    """The definitions of some helpers and of those that they call, in an order that compiles."""
-    order = list(_TEXTS)
+def helper_texts(names: Iterable[str], more: Mapping[str, tuple[str, tuple[str, ...]]]) -> list[str]:
+    """The definitions of some helpers and of those that they call, in an order that compiles.
+
+    more: `Vectors.helpers`, which come last.
+    """
+    texts = {**_TEXTS, **more}
+    order = list(texts)
     wanted: set[str] = set()
     for name in names:
-        if name not in _TEXTS:
+        if name not in texts:
             raise AssertionError(f"no helper {name!r}")
-        wanted |= {name, *_TEXTS[name][1]}
-    return [_TEXTS[name][0] for name in sorted(wanted, key=order.index)]
+        wanted |= {name, *texts[name][1]}
+    return [texts[name][0] for name in sorted(wanted, key=order.index)]
 
 
 _FUNCTION = re.compile(

@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.emit import comments, elementwise_as_shift
-from qjax.export.emit.c import cortex_windows, one_bit, requantizing, vector_products, vector_windows, windows
+from qjax.export.emit.c import requantizing, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
@@ -22,6 +22,7 @@ from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, laid_out, piece_of, reshaped, transposed
+from qjax.export.emit.c.vectors import FEW, Write, vectors_of
 from qjax.export.emit.possible_codes import few_codes
 from qjax.export.emit.requantizations import Finish, finish_of_codes
 from qjax.graph import kernels
@@ -73,10 +74,10 @@ def lower(
         value = graph.tensors[tensor].value
         inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
 
-    def made(target: Buffer) -> Value | _Windowed | vector_products.Product:
+    def made(target: Buffer) -> Value | _Windowed | Write:
         return _value(graph, node, inputs, target, source)
 
-    codes = few_codes(graph, node.inputs[0], one_bit.MOST) if once and node.inputs else None
+    codes = few_codes(graph, node.inputs[0], FEW) if once and node.inputs else None
     return _lowered(graph, node, buffers, made, shapes, source, name, codes)
 
 
@@ -97,7 +98,7 @@ def _lowered(
     graph: Graph,
     node: Node,
     buffers: list[Buffer],
-    made: "Callable[[Buffer], Value | _Windowed | vector_products.Product]",
+    made: "Callable[[Buffer], Value | _Windowed | Write]",
     shapes: Mapping[str, tuple[int, ...]],
     source: Source,
     name: str,
@@ -111,19 +112,17 @@ def _lowered(
         piece = piece_of(value) if isinstance(value, Value) else None
         if piece is not None:
             return Lowered([buffer.name for buffer in buffers].index(piece[0].name), piece[1])
-        if isinstance(value, vector_products.Product):
-            vector_products.store(layer, target, value)
+        if isinstance(value, Value):
+            layer.store(laid_out(target, value.shape), value)
         elif isinstance(value, _Windowed):
-            if codes is not None and one_bit.fits(value.window, codes, source.simd):
-                one_bit.store(layer, target, value.window, value.epilogue, codes)
-            elif source.simd is True and vector_windows.fits(value.window):
-                vector_windows.store(layer, target, value.window, value.epilogue, value.finish)
-            elif source.simd == "cortex_m" and cortex_windows.fits(value.window):
-                cortex_windows.store(layer, target, value.window, value.epilogue, value.finish)
+            forms = vectors_of(source)
+            write = forms and forms.window(target, value.window, value.epilogue, value.finish, codes)
+            if write:
+                write(layer)
             else:
                 windows.store(layer, target, value.window, value.epilogue)
         else:
-            layer.store(laid_out(target, value.shape), value)
+            value(layer)
     except Unsupported as error:
         raise error.at(f"Node {node.name!r} ({node.op})") from None
     return Lowered(layer=layer, in_place=_in_place(layer, buffers, target))
@@ -138,7 +137,7 @@ class _Windowed:
 
 def _value(
     graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer, source: Source
-) -> "Value | _Windowed | vector_products.Product":
+) -> "Value | _Windowed | Write":
     attributes = kernels.attributes(graph, node)
     raw = kernels.constants_of(graph, node)
     if "kernel" in node.constants and isinstance(ops.get(node.op), ProductFacts):
@@ -148,10 +147,11 @@ def _value(
             assert isinstance(x, Buffer)
             return _weighted(node, attributes, raw, x, target, accumulator)
     op = ops.get(node.op)
-    if source.simd is True and isinstance(op, ProductFacts) and attributes.get("weight", 0) is None:
-        product = vector_products.read(attributes, raw, inputs, target)
-        if product is not None:
-            return product
+    vectors = vectors_of(source)
+    if vectors is not None and isinstance(op, ProductFacts) and attributes.get("weight", 0) is None:
+        write = vectors.product(attributes, raw, inputs, target)
+        if write is not None:
+            return write
     plane = elementwise_as_shift.of_node(node.op, attributes, raw)
     if plane is not None:
         # elements in one row need one loop

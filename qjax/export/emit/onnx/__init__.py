@@ -14,13 +14,8 @@ from qjax import targets
 from qjax.export import files
 from qjax.export.ieee import check_islands
 from qjax.graph.ir import Graph
+from qjax.support.extensions import ONNX_STYLES, STYLE_OF_TARGET
 from qjax.support.names import short_location
-
-STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino", "qonnx": "qonnx"}
-"""Style -> the module of this package that defines its `to_model(graph, *, batch, ...)`."""
-
-_OWN = {"onnxruntime": "qdq", "onnxruntime_avx2": "qdq", "openvino_cpu": "openvino"}
-"""Target -> the style for its runtime."""
 
 PORTABLE = ("floats", "codes")
 """How biases may be written for other runtimes than ONNX Runtime."""
@@ -39,8 +34,8 @@ def emit(
     """Write a graph as an ONNX model, all or nothing.
 
     Args:
-      style: one of `STYLES`; None: "qdq" for a graph under a target of ONNX Runtime, "openvino" for one under
-        `openvino_cpu`, "integer" for all others.
+      style: "integer", "qdq", "qoperator", "openvino" or "qonnx"; None: "qdq" for a graph under a target of ONNX
+        Runtime, "openvino" for one under `openvino_cpu`, "integer" for all others.
       batch: the batch size in the file; None leaves it free.
       codes: whether the inputs and outputs of the model are codes rather than floats; those of "integer" always are.
       portable: for style "qdq": write the file for other runtimes than ONNX Runtime, with every operator between
@@ -67,9 +62,9 @@ def to_model(
 ) -> Any:
     """The `onnx.ModelProto` that `emit` writes."""
     if style is None:
-        style = _OWN.get(graph.target, "integer")
-    if style not in STYLES:
-        raise ValueError(f"emit: expected one of the styles {', '.join(STYLES)}, got {style!r}.")
+        style = STYLE_OF_TARGET.get(graph.target, "integer")
+    if style not in ONNX_STYLES:
+        raise ValueError(f"emit: expected one of the styles {', '.join(ONNX_STYLES)}, got {style!r}.")
     if portable is not None and (portable not in PORTABLE or style != "qdq"):
         raise ValueError(
             f"emit: expected portable={' or '.join(map(repr, PORTABLE))} with style='qdq', or None. Got {portable!r} "
@@ -80,13 +75,11 @@ def to_model(
             "emit: expected vnni=True or False, and False with portable or under a target whose pairs of products "
             f"saturate. Got vnni={vnni!r} with portable={portable!r} under {graph.target!r}."
         )
-    if vnni and style in ("openvino", "qonnx"):
-        raise ValueError(f"emit: style {style!r} is the same file for every CPU. Got vnni=True; leave it out.")
     check_islands(graph, "onnx")
     # here and not where the model is made, because a reader makes it again, with the locations that the file states
     nodes = tuple(dataclasses.replace(node, location=short_location(node.location)) for node in graph.nodes)
     graph = graph.replace(nodes=nodes)
-    module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
+    module = importlib.import_module(ONNX_STYLES[style])
     options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
     if portable is not None:
         options["plain"] = True

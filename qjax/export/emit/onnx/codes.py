@@ -133,6 +133,12 @@ def check_options(options: Options) -> None:
         raise ValueError(f"emit: expected codes=True for integer inputs and outputs, or False. Got {codes!r}.")
 
 
+def refuse_vnni(style: str, options: Mapping[str, Any]) -> None:
+    """Raise a ValueError if vnni is set for a style that has one form."""
+    if options.get("vnni"):
+        raise ValueError(f"emit: style {style!r} is the same file for every CPU. Got vnni=True; leave it out.")
+
+
 DOC = {
     "onnxruntime": "qjax, target onnxruntime: the bits of ONNX Runtime's CPU provider on x86.",
     "onnxruntime_avx2": "qjax, target onnxruntime_avx2: the bits of ONNX Runtime's CPU provider on an x86 CPU without "

@@ -11,16 +11,100 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qjax.export.emit import bounds
-from qjax.export.emit.onnx import named_gemmlowp, sums
+from qjax.export.emit.onnx import named_gemmlowp, requantizing, sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
 from qjax.export.emit.onnx.named_normalize import normalized_codes
 from qjax.export.emit.onnx.named_roots import divide_to_even, leading, lift, lifted_root, ranged
-from qjax.export.emit.onnx.named_rules import rounded_codes
-from qjax.export.emit.onnx.named_softmax import qlinear_softmax
+from qjax.export.emit.onnx.ranged import read_table
 from qjax.export.emit.onnx.views import View
+from qjax.export.emit.requantizations import line_within
 from qjax.numerics.calls import Named
 from qjax.numerics.rounding import Rounding
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A requantization rule inside of a traced kernel, as one multiplication and shift on the possible accumulators.
+
+
+def rounded_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    """For constants that are one number each; None for any other, and if the rule has no such form."""
+    rule, qmin, qmax = call.static
+    acc, *values, zero_point = operands
+    numbers = [view.value for view in (*values, zero_point)]
+    code = next((dtype for dtype in ("int8", "uint8") if bounds.fits((qmin, qmax), dtype)), None)
+    plain = (
+        rule.monotone
+        and acc.dtype == "int32"
+        and code is not None
+        and len(values) == len(rule.fields)
+        and all(number is not None for number in numbers)
+    )
+    if not plain or code is None:
+        return None
+    flat = {role: np.asarray([number], np.int32) for role, number in zip(rule.fields, numbers, strict=False)}
+    flat["bias"] = np.zeros(1, np.int32)
+    ends = np.asarray([acc.range[0]], np.int64), np.asarray([acc.range[1]], np.int64)
+    line = line_within(rule, flat, np.asarray(numbers[-1], np.int32), ends, (qmin, qmax))
+    if line is None:
+        return None
+    found = requantizing.written(t, code, t.settled(acc), line, ())
+    return [dataclasses.replace(found, dtype="int32", held=code, low=qmin, high=qmax, value=None, known=None)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ONNX Runtime's softmax of codes inside of a traced kernel, in float32 as in the runtime.
+#
+# Its sum goes from left to right and is therefore the last element of CumSum, which adds in that order in ONNX Runtime
+# and in the reference evaluator; ReduceSum has an order of its own.
+
+_MOST = 2.0**16
+"""A bound on the quotient, so that its conversion to int32 and the zero point stay exact."""
+
+
+Number = tuple[np.ndarray, np.ndarray]
+"""Mantissas and exponents."""
+
+
+def _in_float32(powers: Number, shares: Number) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both tables divided by one power of two, if no number then is too large and none loses a bit.
+
+    Neither sums nor quotients change by it. S is at least the greatest exponential, so the greatest share divided by
+    that bounds the quotient.
+    """
+    wide = [np.ldexp(m.astype(np.float64), e) for m, e in (powers, shares)]
+    if wide[1][0] / wide[0][0] > _MOST:
+        return None
+    excess = max(0, int(np.frexp(wide[1].max())[1]) - 127)
+    wide = [np.ldexp(table, -excess) for table in wide]
+    least = min(float(table[table > 0].min()) for table in wide)
+    if excess and least < float(np.finfo(np.float32).tiny):
+        return None
+    return wide[0].astype(np.float32), wide[1].astype(np.float32)
+
+
+def qlinear_softmax(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    """For known constants that float32 represents, maybe scaled; for ONNX Runtime, whose additions have an order."""
+    codes, *constants = operands
+    known = [view.known if view.known is not None else view.value for view in constants]
+    if not t.for_runtime or any(value is None for value in known):
+        return None
+    mantissa, exponent, share_mantissa, share_exponent, zero_point = (np.asarray(value, np.int32) for value in known)
+    scaled = _in_float32((mantissa, exponent), (share_mantissa, share_exponent))
+    if scaled is None:
+        return None
+    powers, shares = scaled
+    b, last = t.builder, len(codes.shape) - 1
+    x = t.materialized(t.carried(codes, "int32"))
+    difference = b.op("Sub", b.op("ReduceMax", x, b.integers([last]), keepdims=1), x)
+    place = View.full(difference, "int32", codes.shape)
+    terms, parts = (read_table(t, b.constant(table), place) for table in (powers, shares))
+    sums = b.op("CumSum", terms, b.constant(np.int64(last)))
+    total = b.op("Gather", sums, b.integers([codes.shape[last] - 1]), axis=last)
+    rounded = b.op("Round", b.op("Div", parts, total))
+    moved = b.op("Add", b.cast(rounded, "int32"), b.constant(zero_point.reshape(())))
+    low = int(zero_point)
+    return [dataclasses.replace(place, name=moved, low=low, high=low + int(_MOST) + 1)]
+
 
 Entry = Callable[[Carried, Named, Sequence[View]], list[View] | None]
 """(translator, the call, operands) -> the results, or None."""

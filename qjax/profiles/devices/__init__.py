@@ -1,5 +1,0 @@
-"""The profiles of devices, one file per vendor. Importing a file registers its profiles."""
-
-from qjax.profiles.devices import apple, arm, espressif, executorch, google, intel, nvidia, qualcomm, st, ti
-
-__all__ = ["apple", "arm", "espressif", "executorch", "google", "intel", "nvidia", "qualcomm", "st", "ti"]
