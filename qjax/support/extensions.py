@@ -21,10 +21,13 @@ def register_emitter(format: str, module: str) -> None:
     Raises:
       ValueError: another module writes that format already.
     """
-    if EMITTERS.setdefault(format, module) != module:
-        raise ValueError(
-            f"register_emitter: {EMITTERS[format]} writes {format!r} already: choose another name for {module}."
-        )
+    _claim("register_emitter", EMITTERS, format, module)
+
+
+def _claim(function: str, modules: dict[Any, str], name: Any, module: str) -> None:
+    """Enter a module under a name, which may belong to one module only."""
+    if modules.setdefault(name, module) != module:
+        raise ValueError(f"{function}: {modules[name]} has {name!r} already: choose another name for {module}.")
 
 
 ONNX_STYLES = {style: f"qjax.export.emit.onnx.{style}" for style in ("integer", "qdq", "qoperator")}
@@ -39,10 +42,13 @@ def register_style(style: str, module: str, target: str | None = None) -> None:
     Args:
       module: the module that has `to_model(graph, *, batch, codes, vnni)`. target: whose graphs are written so by
         default.
+
+    Raises:
+      ValueError: another module has that style, or the target another style.
     """
-    ONNX_STYLES[style] = module
+    _claim("register_style", ONNX_STYLES, style, module)
     if target is not None:
-        STYLE_OF_TARGET[target] = style
+        _claim("register_style", STYLE_OF_TARGET, target, style)
 
 
 VECTORS: dict[bool | str, str] = {}
@@ -50,8 +56,12 @@ VECTORS: dict[bool | str, str] = {}
 
 
 def register_vectors(simd: bool | str, module: str) -> None:
-    """Add a value of `simd` to the emitter of C; the module has its forms in `FORMS` and is imported on first use."""
-    VECTORS[simd] = module
+    """Add a value of `simd` to the emitter of C; the module has its forms in `FORMS` and is imported on first use.
+
+    Raises:
+      ValueError: another module has that value.
+    """
+    _claim("register_vectors", VECTORS, simd, module)
 
 
 _AROUND: list[str] = []
@@ -60,7 +70,8 @@ _AROUND: list[str] = []
 
 def register_around_functions(module: str) -> None:
     """Add a context to the calls of `qjax.from_function`'s functions; the module is imported when one is called."""
-    _AROUND.append(module)
+    if module not in _AROUND:
+        _AROUND.append(module)
 
 
 @contextlib.contextmanager
@@ -78,7 +89,9 @@ _NAMES: dict[str, list[str]] = {}
 
 def register_names(package: str, module: str) -> None:
     """Add the `__all__` of a module to the names of a package; it is imported when such a name is first asked for."""
-    _NAMES.setdefault(package, []).append(module)
+    modules = _NAMES.setdefault(package, [])
+    if module not in modules:
+        modules.append(module)
 
 
 def find_name(package: str, name: str) -> Any:
@@ -124,15 +137,18 @@ class Verdict(Protocol):
         """Raise an error that lists the violations, if there are any."""
 
 
-_PROFILES: list[str] = []
+_PROFILES: dict[str, str] = {}
 
 
 def register_profiles(module: str) -> None:
     """Name the module that knows the requirements of devices, imported on first use.
 
     It has the functions of `qjax.contrib.profiles.requests`.
+
+    Raises:
+      ValueError: another module is named already.
     """
-    _PROFILES[:] = [module]
+    _claim("register_profiles", _PROFILES, "profiles", module)
 
 
 def profiles() -> Any:
@@ -143,4 +159,4 @@ def profiles() -> Any:
     """
     if not _PROFILES:
         raise ValueError("expected a module of profiles, got none: import qjax itself, which registers qjax.profiles.")
-    return importlib.import_module(_PROFILES[0])
+    return importlib.import_module(_PROFILES["profiles"])
