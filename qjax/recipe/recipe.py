@@ -105,7 +105,8 @@ class Recipe:
       profile: the device that the model is for: a name from `qjax.profiles.names()`, or a `Profile`. It fills in the
         settings that are not given: target, weights, activations, and sometimes methods. A setting that contradicts it
         is an error here. Parts of the model that the device does not support are an error of `quantize`, `convert` and
-        `graph.emit`.
+        `graph.emit`. "llama_cpp_q4_0", "llama_cpp_q8_0" and their like stand for overrides, which come before those
+        that are given: products on the grid and in the arithmetic of llama.cpp, see `qjax.Dynamic`.
 
     Examples:
       >>> import qjax
@@ -135,7 +136,11 @@ class Recipe:
     profile: str | Profile | None = None
 
     def __post_init__(self) -> None:
-        if self.profile is not None:
+        own = None if self.profile is None else profiles().overrides_of(self.profile)
+        if own is not None:
+            object.__setattr__(self, "overrides", {**own, **self.overrides})
+            object.__setattr__(self, "profile", None)
+        elif self.profile is not None:
             self._take_profile(profiles().get(self.profile))
         formulas.check_target(target_of(self.target))
         check_spec("Recipe: weights", self.weights)

@@ -4,6 +4,7 @@ tests/contrib/test_oracle_ggml.py compares 10^5 products of each format, and `py
 writes the recording.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_what_ggml_has_no_kernel_for_is_refused(change: dict[str, Any], message:
     x = np.ones((2, 256), np.float32)
     with pytest.raises(ValueError, match=message):
         quantized("q8_0", np.ones((4, 256), np.float32), x, **change)
+
+
+def test_a_profile_is_that_arithmetic_everywhere() -> None:
+    x = activations()
+    model = nnx.Linear(WIDTH, OUTPUTS, use_bias=False, rngs=nnx.Rngs(0))
+    model.kernel[...] = jnp.asarray(kernel().T)
+    recipe = qjax.Recipe(profile="llama_cpp_q4_0")
+    np.testing.assert_array_equal(
+        nnx.jit(lambda m, x: m(x))(qjax.quantize(model, recipe, x), x), np.load(RECORDED)["q4_0"]
+    )
+    own = qjax.Recipe(profile="llama_cpp_q8_0", overrides={"head": qjax.FLOAT})
+    assert list(own.overrides) == [".*", "head"]
+    assert own.overrides[".*"].weights == qjax.WeightFormat("q8_0")
+    assert dataclasses.replace(own, output_bits=16).overrides == own.overrides
+    with pytest.raises(ValueError, match=r"Unknown profile 'llama_cpp_q4'\. Did you mean 'llama_cpp_q4_"):
+        qjax.Recipe(profile="llama_cpp_q4")
 
 
 def test_a_convolution_is_refused() -> None:

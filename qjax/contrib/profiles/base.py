@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from qjax.contrib.profiles.presets import OVERRIDES
 from qjax.contrib.profiles.rules import Rule, Source
 from qjax.contrib.profiles.scheme import Scheme
 from qjax.numerics.qspec import QSpec
@@ -153,7 +154,8 @@ def get(name: "str | Profile") -> Profile:
         return name
     if name not in _profiles:
         raise ValueError(
-            f"Unknown profile {name!r}.{did_you_mean(str(name), names())} Known profiles: {', '.join(names())}."
+            f"Unknown profile {name!r}.{did_you_mean(str(name), (*names(), *OVERRIDES))} Known profiles: "
+            f"{', '.join(names())}. Recipes also take {', '.join(OVERRIDES)}."
         )
     return _profiles[name]
 

@@ -9,6 +9,7 @@ from qjax.contrib.profiles.base import Profile, get, names, register
 from qjax.contrib.profiles.check import check_spec
 from qjax.contrib.profiles.contents import check_file, check_graph
 from qjax.contrib.profiles.page import devices_table, rules_table
+from qjax.contrib.profiles.presets import OVERRIDES
 from qjax.contrib.profiles.verdict import ProfileError, Verdict, Violation
 from qjax.graph.ir import PROFILE, Graph
 from qjax.lower import ConversionError
@@ -24,9 +25,15 @@ __all__ = [
     "devices_table",
     "get",
     "names",
+    "overrides_of",
     "register",
     "rules_table",
 ]
+
+
+def overrides_of(name: str | Profile) -> Mapping[str, Any] | None:
+    """The overrides of a profile that is nothing else; None for a device, whose profile has rules."""
+    return OVERRIDES.get(name) if isinstance(name, str) else None
 
 
 def check_recipe(profile: Profile, target: str, specs: Mapping[str, Any]) -> None:
