@@ -37,7 +37,7 @@ def from_onnx(path: str | os.PathLike[str], *, max_bytes: int = MAX_FILE) -> Fil
     runs the file; `train()` makes norms take the statistics of the batch.
 
     Args:
-      path: a file of the operator sets 7 to 25. Weights may be in other files of the same folder.
+      path: a file of the operator sets 7 to 28. Weights may be in other files of the same folder.
       max_bytes: a larger file is refused before it is read.
 
     Returns:

@@ -21,7 +21,7 @@ from qjax.support.errors import Problems, Unsupported
 _QUANTIZED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"))
 _OLDEST = 7
 """The first operator set whose forms of operators the functions know."""
-_NEWEST = 25
+_NEWEST = 28
 """The operator set whose attributes the functions know."""
 
 
@@ -111,7 +111,9 @@ def _refuse_unknown(model: Model) -> None:
             continue
         oldest = _schema(node.op, _OLDEST)
         if model.opset < _OLDEST and (oldest is None or oldest.since_version > model.opset):
-            problems.add(node.title, f"its form is older than operator set {_OLDEST}", "Convert it: onnx.version_converter")
+            problems.add(
+                node.title, f"its form is older than operator set {_OLDEST}", "Convert it: onnx.version_converter"
+            )
             continue
         # Attributes that are newer than the functions here would be ignored.
         schema = _schema(node.op, min(model.opset, _NEWEST))

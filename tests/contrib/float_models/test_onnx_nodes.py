@@ -70,7 +70,9 @@ def check(case) -> None:
                 if want.dtype.kind == "f" or want.dtype.name == "bfloat16":
                     # bfloat16 has 8 bits: two units in the last place. The others: the tolerances of ONNX's suite.
                     rtol = 2**-6 if want.dtype.name == "bfloat16" else max(case.rtol, 1e-3)
-                    np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol, max(case.atol, 1e-5))
+                    np.testing.assert_allclose(
+                        got.astype(np.float64), want.astype(np.float64), rtol, max(case.atol, 1e-5)
+                    )
                 else:
                     np.testing.assert_array_equal(got, want.astype(got.dtype))
 
@@ -105,8 +107,12 @@ def test_all_examples_of_each_operator(name: str):
     assert len(refused) == REFUSED_EXAMPLES.get(name, 0), refused
 
 
-REFUSED_EXAMPLES = {}
-"""Operator -> examples that are refused although others pass, because of their types or attributes."""
+REFUSED_EXAMPLES = {"Cast": 100, "CastLike": 48, "Dropout": 4, "Equal": 2, "Identity": 2, "If": 2}
+"""Operator -> examples that are refused although others pass.
+
+Those of casts have elements below 8 bits or floats of 8 bits; those of Dropout draw random numbers; the others have
+strings, sequences or optional values.
+"""
 
 
 @pytest.mark.exhaustive

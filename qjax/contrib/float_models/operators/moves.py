@@ -19,12 +19,13 @@ def ints(values: Any) -> list[int]:
 # ---------------------------------------------------------------------- shapes
 
 
-@operator("Shape", in_numpy=True)
+@operator("Shape", layout="axes", in_numpy=True)
 def _shape(call: Call, x: Any) -> Any:
-    return np.array(x.shape, np.int64)[slice(call.get("start", 0), call.get("end"))]
+    sizes = [x.shape[call.axis(axis, x.ndim)] for axis in range(x.ndim)]
+    return np.array(sizes, np.int64)[slice(call.get("start", 0), call.get("end"))]
 
 
-@operator("Size", in_numpy=True)
+@operator("Size", layout="axes", in_numpy=True)
 def _size(call: Call, x: Any) -> Any:
     return np.array(math.prod(x.shape), np.int64)
 

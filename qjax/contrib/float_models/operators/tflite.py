@@ -162,6 +162,11 @@ def _squared_difference(call: Call, a: Any, b: Any) -> Any:
     return lax.integer_pow(a - b, 2)
 
 
+@tflite("NOT_EQUAL", in_numpy=True)
+def _not_equal(call: Call, a: Any, b: Any) -> Any:
+    return call.xp.not_equal(*call.ranked(a, b))
+
+
 @tflite("FLOOR_DIV", in_numpy=True)
 def _floor_div(call: Call, a: Any, b: Any) -> Any:
     return call.xp.floor_divide(*call.ranked(a, b))
