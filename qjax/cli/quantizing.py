@@ -13,6 +13,7 @@ from qjax.cli import arrays
 from qjax.cli.errors import Refused, refusing
 from qjax.cli.models import kind
 from qjax.contrib.float_models import FileModule
+from qjax.contrib.importers.onnx.hints import Hints, annotated
 from qjax.export.emit.tflite.support import RUNTIMES
 from qjax.export.integer_graph import IntegerGraph
 
@@ -111,15 +112,13 @@ def quantized(
 
 
 def compare(module: FileModule, graph: IntegerGraph, batches: Batches) -> list[dict[str, Any]]:
-    """For each output: the ratio of signal to noise, the largest error, and how often the greatest class is the same."""
+    """For each output: the ratio of signal to noise, the largest error, how often the greatest class is the same."""
     sides: list[list[list[np.ndarray]]] = [[], []]
     for batch in batches:
         for side, function in zip(sides, (module, graph), strict=True):
             side.append([np.asarray(leaf) for leaf in jax.tree.leaves(function(*batch))])
     rows: list[dict[str, Any]] = []
-    # A dict of outputs has its leaves in the order of its names.
-    names = sorted(module.output_names) if len(module.output_names) > 1 else module.output_names
-    for index, name in enumerate(names):
+    for index, name in enumerate(_names_of_leaves(module)):
         pairs = [(a[index], b[index]) for a, b in zip(*sides, strict=True)]
         errors = [a.astype(np.float64) - b.astype(np.float64) for a, b in pairs]
         noise = sum(float((error**2).sum()) for error in errors)
@@ -136,6 +135,26 @@ def compare(module: FileModule, graph: IntegerGraph, batches: Batches) -> list[d
             }
         )
     return rows
+
+
+def with_file_names(graph: IntegerGraph, module: FileModule) -> IntegerGraph:
+    """The graph with the file's names of inputs and outputs, as far as no other tensor has them."""
+    ir = graph.ir
+    wanted = dict(zip(ir.inputs, module.input_names, strict=False))
+    if ir.call is not None:
+        leaves = zip(_names_of_leaves(module), ir.call.leaves, strict=True)
+        wanted = {**{ir.outputs[leaf]: name for name, leaf in leaves if isinstance(leaf, int)}, **wanted}
+    names: dict[str, str] = {}
+    for old, name in wanted.items():
+        others = ir.quantized.tensors if ir.quantized is not None else {}
+        if name not in ir.tensors and name not in others and name not in names.values():
+            names[old] = name
+    return IntegerGraph(annotated(ir, Hints(names=names)))
+
+
+def _names_of_leaves(module: FileModule) -> Sequence[str]:
+    """The names of outputs in JAX's order: that of a dict's keys."""
+    return sorted(module.output_names) if len(module.output_names) > 1 else module.output_names
 
 
 def write(graph: IntegerGraph, format: str, path: str) -> None:

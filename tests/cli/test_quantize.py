@@ -44,6 +44,8 @@ def test_a_file_for_a_runtime(qjax, float_files):
     assert "small.html: " in said
     graph = library.read(float_files / "small.tflite")
     assert graph.target == "tflite_micro"
+    assert graph.ir.inputs == ("x",)
+    assert set(graph.ir.outputs) == {"scores", "hidden"}
     found = graph(rows())
     wanted = library.from_onnx(float_files / "small.onnx")(rows())
     assert set(found) == set(wanted) == {"scores", "hidden"}
@@ -79,7 +81,7 @@ def test_what_is_wrong_with_the_call(refused, float_files):
 
 def test_what_is_wrong_with_the_data(refused, float_files):
     def message(value: np.ndarray, name: str = "x") -> str:
-        np.savez(float_files / "wrong.npz", **{name: value})
+        np.savez(float_files / "wrong.npz", **{name: value})  # pyright: ignore[reportArgumentType]
         return refused("quantize", "small.onnx", "--data", "wrong.npz", "--target", "tosa", "-o", "x.qjax")
 
     assert "expected arrays called x" in message(rows(), "images")

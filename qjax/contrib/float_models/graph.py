@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from qjax.support.errors import Unsupported
 
@@ -200,4 +200,4 @@ def is_known(value: Any) -> bool:
 
 def is_traced(value: Any) -> bool:
     """Whether a value has no numbers yet."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)

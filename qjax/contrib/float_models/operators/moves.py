@@ -265,7 +265,7 @@ def _eye_like(call: Call, x: Any) -> Any:
     from qjax.contrib.float_models.operators.elementwise import cast_to, type_of
 
     name = type_of(call, call.get("dtype")) if call.get("dtype") else x.dtype.name
-    return cast_to(call, np.eye(*x.shape, call.get("k", 0)), name)
+    return cast_to(call, np.eye(x.shape[0], x.shape[1], call.get("k", 0)), name)
 
 
 @operator("Range", static=(0, 1, 2), in_numpy=True)

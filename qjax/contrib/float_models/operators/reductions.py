@@ -32,7 +32,7 @@ def reduce_along(call: Call, x: Any, axes: list[int], keep: bool, function: Call
         # Without these axes the array is no image any more.
         call.last = False
         order = [call.axis_of_file(place, x.ndim) for place in range(x.ndim) if place not in places]
-        y = jnp.transpose(y, np.argsort(order)) if order != sorted(order) else y
+        y = jnp.transpose(y, np.argsort(order).tolist()) if order != sorted(order) else y
     return y
 
 

@@ -157,7 +157,7 @@ def _max_places(call: Call, x: Any, shape: Sequence[int], kernel: Any, strides: 
         starts = [o * d for o, d in zip(offset, dilations, strict=True)]
         ends = [a + (m - 1) * s + 1 for a, m, s in zip(starts, shape[1:-1], strides, strict=True)]
         cut = [lax.slice(v, (0, *starts, 0), (n, *ends, c), (1, *strides, 1)) for v in (wide, places)]
-        if best is None:
+        if best is None or found is None:
             best, found = cut
         else:
             better = cut[0] > best
