@@ -78,7 +78,7 @@ def command(
 
     from qjax import show_progress
     from qjax.cli.errors import refusing
-    from qjax.cli.quantizing import compare, examples_of, open_float, quantized, recipe_of, with_file_names, write
+    from qjax.cli.quantizing import compare, examples_of, open_float, quantized, recipe_of, write
 
     chosen = FORMATS.get(os.path.splitext(output)[1].lower())
     if chosen is None:
@@ -102,7 +102,7 @@ def command(
                 from qjax.reporting.report import report as write_report
 
                 write_report(qmodel, batches, report, title=os.path.basename(model), source=False)
-            write(with_file_names(graph, module), chosen, output)
+            write(module.with_file_names(graph), chosen, output)
     said = list(dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, UserWarning)))
     steps = qmodel.post_training_report
     document: dict[str, Any] = {

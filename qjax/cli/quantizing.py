@@ -12,8 +12,6 @@ from qjax import targets
 from qjax.cli import arrays
 from qjax.cli.errors import Refused, refusing
 from qjax.cli.models import kind
-from qjax.contrib.float_models import FileModule
-from qjax.contrib.importers.onnx.hints import Hints, annotated
 from qjax.export.emit.tflite.support import RUNTIMES
 from qjax.export.integer_graph import IntegerGraph
 
@@ -38,8 +36,8 @@ def recipe_of(target: str, bits: int, activation_bits: int, format: str) -> qjax
     )
 
 
-def open_float(path: str, signature: str | None) -> FileModule:
-    """The module of a float file.
+def open_float(path: str, signature: str | None) -> Any:
+    """The module of a float file: `qjax.contrib.float_models.FileModule`.
 
     Raises:
       Refused: no such file; it is damaged, quantized, of another kind, or has operators that are not supported.
@@ -54,7 +52,7 @@ def open_float(path: str, signature: str | None) -> FileModule:
         return qjax.from_onnx(path) if found == "onnx" else qjax.from_tflite(path, signature=signature)
 
 
-def examples_of(module: FileModule, paths: Sequence[str], size: int) -> Batches:
+def examples_of(module: Any, paths: Sequence[str], size: int) -> Batches:
     """The calibration data in batches.
 
     Raises:
@@ -63,8 +61,7 @@ def examples_of(module: FileModule, paths: Sequence[str], size: int) -> Batches:
     names = module.input_names
     with refusing():
         found = arrays.read(paths, names)
-    ports = module.qjax_file.graph.inputs
-    for port, array in zip(ports, found, strict=True):
+    for port, array in zip(module.inputs, found, strict=True):
         place = f"input {port.name!r}"
         if array.dtype.name != port.dtype:
             raise Refused(
@@ -100,7 +97,7 @@ def examples_of(module: FileModule, paths: Sequence[str], size: int) -> Batches:
 
 
 def quantized(
-    module: FileModule, recipe: qjax.Recipe, batches: Batches, effort: str
+    module: Any, recipe: qjax.Recipe, batches: Batches, effort: str
 ) -> tuple[qjax.QuantizedModel, IntegerGraph]:
     """The quantized model and its graph."""
     if effort == "none":
@@ -111,14 +108,14 @@ def quantized(
     return qmodel, qjax.convert(qmodel, batches[0])
 
 
-def compare(module: FileModule, graph: IntegerGraph, batches: Batches) -> list[dict[str, Any]]:
+def compare(module: Any, graph: IntegerGraph, batches: Batches) -> list[dict[str, Any]]:
     """For each output: the ratio of signal to noise, the largest error, how often the greatest class is the same."""
     sides: list[list[list[np.ndarray]]] = [[], []]
     for batch in batches:
         for side, function in zip(sides, (module, graph), strict=True):
             side.append([np.asarray(leaf) for leaf in jax.tree.leaves(function(*batch))])
     rows: list[dict[str, Any]] = []
-    for index, name in enumerate(_names_of_leaves(module)):
+    for index, name in enumerate(module.leaf_names):
         pairs = [(a[index], b[index]) for a, b in zip(*sides, strict=True)]
         errors = [a.astype(np.float64) - b.astype(np.float64) for a, b in pairs]
         noise = sum(float((error**2).sum()) for error in errors)
@@ -135,26 +132,6 @@ def compare(module: FileModule, graph: IntegerGraph, batches: Batches) -> list[d
             }
         )
     return rows
-
-
-def with_file_names(graph: IntegerGraph, module: FileModule) -> IntegerGraph:
-    """The graph with the file's names of inputs and outputs, as far as no other tensor has them."""
-    ir = graph.ir
-    wanted = dict(zip(ir.inputs, module.input_names, strict=False))
-    if ir.call is not None:
-        leaves = zip(_names_of_leaves(module), ir.call.leaves, strict=True)
-        wanted = {**{ir.outputs[leaf]: name for name, leaf in leaves if isinstance(leaf, int)}, **wanted}
-    names: dict[str, str] = {}
-    for old, name in wanted.items():
-        others = ir.quantized.tensors if ir.quantized is not None else {}
-        if name not in ir.tensors and name not in others and name not in names.values():
-            names[old] = name
-    return IntegerGraph(annotated(ir, Hints(names=names)))
-
-
-def _names_of_leaves(module: FileModule) -> Sequence[str]:
-    """The names of outputs in JAX's order: that of a dict's keys."""
-    return sorted(module.output_names) if len(module.output_names) > 1 else module.output_names
 
 
 def write(graph: IntegerGraph, format: str, path: str) -> None:

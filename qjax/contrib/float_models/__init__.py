@@ -49,8 +49,20 @@ def from_onnx(path: str | os.PathLike[str], *, max_bytes: int = MAX_FILE) -> Fil
 
     Examples:
       ```python
-      # a file of torch.onnx.export
-      model = qjax.from_onnx("model.onnx")
+      from onnx import helper, numpy_helper, save
+
+      weight = numpy_helper.from_array(np.ones((4, 8), np.float32), "fc.weight")
+      node = helper.make_node("Gemm", ["x", "fc.weight"], ["y"], transB=1)
+      ports = [
+          helper.make_tensor_value_info(*port)
+          for port in (("x", 1, ["n", 8]), ("y", 1, ["n", 4]))
+      ]
+      save(
+          helper.make_model(helper.make_graph([node], "net", ports[:1], ports[1:], [weight])),
+          "float.onnx",
+      )
+
+      model = qjax.from_onnx("float.onnx")  # such as a file of torch.onnx.export
       qmodel = qjax.quantize(model, qjax.Recipe(target="onnxruntime"), x)
       ```
     """
@@ -81,9 +93,12 @@ def from_tflite(path: str | os.PathLike[str], *, signature: str | None = None, m
 
     Examples:
       ```python
-      # a file of tf.lite.TFLiteConverter, without optimizations
-      model = qjax.from_tflite("model.tflite")
-      qmodel = qjax.quantize(model, qjax.Recipe(target="tflite_micro"), x)
+      # model = qjax.from_tflite("float.tflite"), a file of tf.lite.TFLiteConverter without optimizations
+      graph.emit("tflite", "model.tflite")
+      try:
+          qjax.from_tflite("model.tflite")
+      except qjax.Unsupported as error:
+          print(error)  # the file holds integers, which qjax.read reads
       ```
     """
     from qjax.contrib.float_models import tflite_file

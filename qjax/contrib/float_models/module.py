@@ -12,6 +12,8 @@ from flax import nnx
 
 from qjax.contrib.float_models.evaluator import Shapes, device, evaluate
 from qjax.contrib.float_models.graph import FREE_BATCH, FloatGraph, Port
+from qjax.contrib.importers.onnx.hints import Hints, annotated
+from qjax.export.integer_graph import IntegerGraph
 from qjax.layers.function import put
 from qjax.support.batches import brief
 from qjax.support.errors import Unsupported
@@ -51,6 +53,35 @@ class FileModule(FileVariables):
     def parameter_names(self) -> dict[str, str]:
         """Name of a weight in the file -> path of its variable, with dots."""
         return {name: ".".join(place) for name, place in self.qjax_file.parameters.items()}
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The arguments, as the file describes them."""
+        return self.qjax_file.graph.inputs
+
+    @property
+    def leaf_names(self) -> tuple[str, ...]:
+        """The names of the results in JAX's order of leaves: that of a dict's keys."""
+        names = self.output_names
+        return tuple(sorted(names)) if len(names) > 1 else names
+
+    def with_file_names(self, graph: IntegerGraph) -> IntegerGraph:
+        """A graph of this module under the file's names of inputs and outputs, if no other tensor has them.
+
+        Emitted files then have these names. `qjax.verify` compares the graph under its own names.
+        """
+        ir = graph.ir
+        wanted = dict(zip(ir.inputs, self.input_names, strict=False))
+        if ir.call is not None:
+            leaves = zip(self.leaf_names, ir.call.leaves, strict=True)
+            wanted = {**{ir.outputs[leaf]: name for name, leaf in leaves if isinstance(leaf, int)}, **wanted}
+        taken = {*ir.tensors, *(ir.quantized.tensors if ir.quantized is not None else ())}
+        names: dict[str, str] = {}
+        for old, name in wanted.items():
+            if name not in taken:
+                names[old] = name
+                taken.add(name)
+        return IntegerGraph(annotated(ir, Hints(names=names)))
 
     @property
     def input_names(self) -> tuple[str, ...]:

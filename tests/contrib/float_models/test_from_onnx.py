@@ -234,7 +234,14 @@ def test_a_batch_that_cannot_follow(opened):
         model(np.zeros((3, 8), np.float32))
 
 
-def test_float64_needs_jax_with_64_bits(opened):
+def test_numbers_of_64_bits(opened):
+    """Floats of 64 bits and integers beyond 32 bits are refused unless JAX computes with 64."""
+    n = Net()
+    n.node("Mul", "x", n.constant("large", np.array([2**40])), out="y")
+    proto = n.model({"x": (TensorProto.INT64, ["n"])}, ["y"])
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    with pytest.raises(qjax.Unsupported, match=r"integers from 1099511627776 .*jax_enable_x64"):
+        jax.eval_shape(opened(proto), np.arange(3, dtype=np.int32))
     n = Net()
     n.node("Cast", "x", out="y", to=TensorProto.DOUBLE)
     proto = n.model({"x": (TensorProto.FLOAT, ["n"])}, ["y"])
