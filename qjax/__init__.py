@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from qjax.api.workflow import convert, quantize, verify
     from qjax.comparison.compare import compare
     from qjax.contrib import profiles
+    from qjax.contrib.float_models import from_onnx, from_tflite
     from qjax.contrib.importers import read
     from qjax.contrib.keras.fit import load_keras, to_keras
     from qjax.contrib.keras.module import from_keras
@@ -76,6 +77,8 @@ __all__ = [
     "from_function",
     "from_keras",
     "from_linen",
+    "from_onnx",
+    "from_tflite",
     "integers",
     "load",
     "load_keras",
@@ -113,6 +116,7 @@ _HOMES = {
     "model.fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),
+    "contrib.float_models": ("from_onnx", "from_tflite"),
     "contrib.keras.module": ("from_keras",),
     "contrib.linen": ("from_linen",),
     "layers.stateful": ("stateful",),

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import optax
 from flax import nnx
 
@@ -17,6 +18,7 @@ from qjax import targets
 from qjax.export import register_backend
 from tests import test_cached_decoding as decoding
 from tests.contrib import gguf_models
+from tests.contrib.float_models.onnx_nets import cnn
 from tests.contrib.gguf_models import write_file
 
 
@@ -155,11 +157,18 @@ def gguf_file() -> dict[str, Any]:
     return {"qjax": qjax, "model": gguf_models.Net(), "tokens": gguf_models.TOKENS}
 
 
+def float_file() -> dict[str, Any]:
+    """A file of a small network, in the folder of the page."""
+    onnx.save(cnn(), "model.onnx")
+    return {"qjax": qjax, "x": np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(np.float32)}
+
+
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/accuracy.md": dense,
     "docs/backends.md": backend,
     "docs/compare.md": residual,
     "docs/dynamic.md": dense,
+    "docs/float-models.md": float_file,
     "docs/gguf.md": gguf_file,
     "docs/integers.md": lambda: {"qjax": qjax},
     "docs/language-models.md": decoder,

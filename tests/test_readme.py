@@ -46,6 +46,7 @@ LEFT = {
     "docs/binary.md": {"firmware"},
     "docs/c.md": {"net", "output.txt"},
     "docs/dynamic.md": {"model.tflite"},
+    "docs/float-models.md": {"model.onnx", "model.tflite"},
     "docs/gallery.md": {"firmware", "vit.onnx", "language-model.qjax", "circuit.onnx"},
     "docs/own-study.md": {"my_ties.md", "my_ties.json", "my_ties.png", "ties.jsonl", "ties.csv"},
     "docs/report.md": {"report.html", "two.html"},
@@ -53,6 +54,7 @@ LEFT = {
 """What running a page leaves behind."""
 ELSEWHERE = {
     "docs/backends.md": {1},  # a sketch with "..."; experiments/accelerator.py is whole
+    "docs/float-models.md": {0, 2, 3},  # torch and TensorFlow are not installed; tests/cli/test_quantize.py
     "docs/executorch.md": {1},  # tests/contrib/executorch/test_oracle_pte.py
     "docs/rtl.md": {1, 2},  # tests/contrib/rtl/test_oracle_rtl.py
     "docs/learned-bits.md": {1},  # a study of an hour, tests/experiments/test_learned_bits.py

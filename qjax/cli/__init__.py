@@ -1,4 +1,4 @@
-"""The command line `qjax`: inspects a model, runs it, verifies it on a runtime and converts it.
+"""The command line `qjax`: quantizes a model, inspects it, runs it, verifies it on a runtime and converts it.
 
 There is one file per command. A command's file declares its arguments and imports nothing but click; it imports JAX and
 qjax only when it runs, so that help, completion and usage errors are instant.
@@ -18,7 +18,19 @@ from qjax.support.installed import conflict, own_folder
 from qjax.support.names import did_you_mean
 from qjax.support.version import __version__
 
-COMMANDS = ("inspect", "run", "verify", "compare", "report", "check", "emit", "read", "targets", "doctor")
+COMMANDS = (
+    "quantize",
+    "inspect",
+    "run",
+    "verify",
+    "compare",
+    "report",
+    "check",
+    "emit",
+    "read",
+    "targets",
+    "doctor",
+)
 """The commands in the order of the help."""
 
 
@@ -37,12 +49,14 @@ class _Commands(Program):
         return importlib.import_module(f"qjax.cli.{cmd_name}").command
 
 
-_HELP = """Inspect quantized models, run them, verify them on a runtime, and convert them.
+_HELP = """Quantize models, inspect them, run them, verify them on a runtime, and convert them.
 
-MODEL is always a .qjax, .onnx or .tflite file, recognised by its content.
+MODEL is a .qjax, .onnx or .tflite file, recognised by its content. `quantize` takes float models, and the other
+commands quantized ones.
 
 \b
 Examples:
+  qjax quantize float.onnx --data images.npz --target tflite_micro -o model.tflite
   qjax inspect model.qjax
   qjax run model.qjax images.npy -o scores.npy
   qjax verify model.tflite --runtime tflite-micro

@@ -1,6 +1,7 @@
 """What is built on the core and that the core does not know: each part registers where the core has a hook.
 
 - `importers`: turns pre-quantized .tflite and .onnx files into graphs (`qjax.read`).
+- `float_models`: float .onnx and .tflite files as modules (`qjax.from_onnx`, `qjax.from_tflite`).
 - `gguf`: language models in the files of llama.cpp (`qjax.gguf`).
 - `profiles`: the requirements of devices (`qjax.profiles`, `Recipe(profile=...)`).
 - `post_training`: the steps of `qjax.post_training`, such as GPTQ and AdaRound (names of `qjax.training`).

@@ -247,7 +247,17 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
         ("AVERAGE_POOL_2D", "MAX_POOL_2D"),
         (5, _STRIDES | {"filter_w": (3, "i32", 0), "filter_h": (4, "i32", 0), "activation": (5, "i8", 0)}),
     ),
-    **dict.fromkeys(("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL"), (27, {"keep_dims": (0, "bool", 0)})),
+    **dict.fromkeys(
+        ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REDUCE_PROD"),
+        (27, {"keep_dims": (0, "bool", 0)}),
+    ),
+    "CUMSUM": (102, {"exclusive": (0, "bool", 0), "reverse": (1, "bool", 0)}),
+    "L2_NORMALIZATION": (12, {"activation": (0, "i8", 0)}),
+    "LOCAL_RESPONSE_NORMALIZATION": (
+        13,
+        {"radius": (0, "i32", 0), "bias": (1, "u32", 0), "alpha": (2, "u32", 0), "beta": (3, "u32", 0)},
+    ),
+    "ONE_HOT": (61, {"axis": (0, "i32", 0)}),
     "CONCATENATION": (10, {"axis": (0, "i32", 0), "activation": (1, "i8", 0)}),
     "RESHAPE": (17, {"shape": (0, "ints", 0)}),
     "SQUEEZE": (30, {"axes": (0, "ints", 0)}),

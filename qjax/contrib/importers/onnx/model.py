@@ -119,7 +119,7 @@ MAX_DEPTH = 32
 _STANDARD = ("", "ai.onnx")
 
 # onnx.AttributeProto.AttributeType
-_FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 6, 7, 8
+_FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -343,6 +343,28 @@ class _Inliner:
             self._expand(function.node, inner, {**defaults, **attributes}, call, (*stack, key))
 
 
+def nodes_of(protos: Any) -> list[OnnxNode]:
+    """The nodes of a graph within a node, without calls of the model's functions."""
+    found: list[OnnxNode] = []
+    for proto in protos:
+        if len(proto.output) == 0:
+            raise ReadError(f"{_short(proto.op_type)} {_short(proto.name)!r} has no outputs: the model is damaged.")
+        inputs, outputs = (tuple(map(_checked, names)) for names in (proto.input, proto.output))
+        found.append(
+            OnnxNode(
+                _checked(proto.op_type),
+                _domain(proto.domain),
+                _checked(proto.name),
+                inputs,
+                outputs,
+                _attributes(proto, None),
+                {},
+                _kinds(proto, None),
+            )
+        )
+    return found
+
+
 def _attributes(proto: Any, given: Mapping[str, Any] | None) -> dict[str, Any]:
     where = f"{_short(proto.op_type)} {_short(proto.name)!r}"
     found: dict[str, Any] = {}
@@ -382,7 +404,8 @@ def _attribute(attribute: Any, where: str) -> Any:
     if kind == _TENSOR:
         value, stored = tensors.array(attribute.t, f"{where}, attribute {_short(attribute.name)!r}")
         return Known(value, stored=stored if tensors.small_range(stored) else "")
-    return None  # Graphs and similar attributes: operators that have them are reported as unsupported.
+    # Graphs are for `qjax.contrib.float_models`, whose If has them; the reader of quantized files has no such operator.
+    return attribute.g if kind == _GRAPH else None
 
 
 def _text(value: bytes, where: str) -> str:
