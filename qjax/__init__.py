@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qjax.model.quantizer_numbers import QuantParam, QuantStat
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
+    from qjax.numerics.token_probabilities import log_probs, sample
     from qjax.recipe.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
@@ -78,6 +79,7 @@ __all__ = [
     "integers",
     "load",
     "load_keras",
+    "log_probs",
     "node_data",
     "numerics",
     "ops",
@@ -86,6 +88,7 @@ __all__ = [
     "quantize",
     "read",
     "report",
+    "sample",
     "search",
     "sensitivity",
     "show_progress",
@@ -118,6 +121,7 @@ _HOMES = {
     "api.workflow": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
+    "numerics.token_probabilities": ("log_probs", "sample"),
     "support.errors": ("Unsupported",),
     "support.progress": ("show_progress",),
     "model.quantized_model": ("QuantizedModel",),
