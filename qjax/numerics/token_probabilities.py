@@ -146,7 +146,8 @@ def sample(
         choice = functools.partial(
             _draw, inverse=_inverse(temperature, "sample"), top_k=top_k, part=None if top_p is None else _part(top_p)
         )
-        found = _rows(choice, logits, _random_words(key, logits.shape[:-1]))
+        rows = logits.shape[:-1]
+        found = _rows(choice, logits, _random_words(_checked_key(key, rows), rows))
     if not isinstance(found, Tracer) and found.is_fully_addressable and bool(jnp.any(found == _NO_TOKEN)):
         row = np.argwhere(np.asarray(found) == _NO_TOKEN)[0]
         raise ValueError(
@@ -243,7 +244,8 @@ def _with_gradient(logits: jax.Array, tokens: jax.Array, inverse: float) -> jax.
     own = unfused(jax.lax.bitcast_convert_type(bits, jnp.float32))
     distance = unfused((own - greatest[..., 0]) * np.float32(inverse))
     found = distance - logarithm_of_sum.astype(jnp.float32) * np.float32(2.0**-LOG_BITS)
-    found = jnp.where(distance == _LOWEST, np.float32(-np.inf), found)
+    none = (chosen == -_INFINITE) | (distance == _LOWEST)
+    found = jnp.where(none, np.float32(-np.inf), found)
     return jnp.where(lost, np.float32(np.nan), found)
 
 
@@ -275,15 +277,18 @@ def _backward(inverse: float, saved: Any, cotangent: jax.Array) -> Any:
 _with_gradient.defvjp(_forward, _backward)
 
 
+@functools.partial(jax.jit, static_argnames="inverse")
 def _log_probs(logits: jax.Array, tokens: jax.Array, *, inverse: float) -> jax.Array:
     return _with_gradient(logits, tokens, inverse)
 
 
+@jax.jit
 def _greedy(logits: jax.Array) -> jax.Array:
     keys, _, lost = _keys(logits)
     return jnp.where(lost, _NO_TOKEN, jnp.argmax(keys, axis=-1).astype(jnp.int32))
 
 
+@functools.partial(jax.jit, static_argnames=("inverse", "top_k", "part"))
 def _draw(logits: jax.Array, words: jax.Array, *, inverse: float, top_k: int | None, part: int | None) -> jax.Array:
     keys, greatest, lost = _keys(logits)
     weights = _weights(logits, greatest, inverse)
@@ -329,25 +334,35 @@ def _scaled(total: jax.Array, words: jax.Array) -> jax.Array:
     return (r1 * t1 + (middle >> half) + (other >> half)).astype(jnp.int64)
 
 
-def _random_words(key: Any, rows: tuple[int, ...]) -> jax.Array:
-    """uint32 [*rows, 2]: the two words of `fold_in(key of the row, a constant)`."""
+def _checked_key(key: Any, rows: tuple[int, ...]) -> jax.Array:
+    """The words of one key, or of one for each row: uint32 [..., 2]."""
     if key is None:
         raise TypeError("sample: expected a key, got None. Give jax.random.key(seed), or temperature=0 for no chance.")
-    if not jnp.issubdtype(getattr(key, "dtype", np.float32), jax.dtypes.prng_key):
-        if getattr(key, "dtype", None) != jnp.uint32 or key.ndim < 1 or key.shape[-1] != 2:
-            raise TypeError(f"sample: expected a key of jax.random.key or jax.random.PRNGKey, got {type(key).__name__}.")
-        key = jax.random.wrap_key_data(key, impl="threefry2x32")
-    if str(jax.random.key_impl(key)) != "threefry2x32":
+    typed_key = jnp.issubdtype(getattr(key, "dtype", np.float32), jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if typed_key else key
+    if getattr(words, "dtype", None) != jnp.uint32 or not words.ndim:
+        raise TypeError(f"sample: expected a key of jax.random.key or jax.random.PRNGKey, got {type(key).__name__}.")
+    if words.shape[-1] != 2:
         raise TypeError(
-            f"sample: expected a key of the generator threefry2x32, got {jax.random.key_impl(key)}, whose bits depend "
-            'on the program. Make it with jax.random.key(seed, impl="threefry2x32").'
+            f"sample: expected a key of the generator threefry2x32, which has 2 words, got one of {words.shape[-1]} words. "
+            "The bits of other generators depend on the program. Make it with "
+            'jax.random.key(seed, impl="threefry2x32").'
         )
-    if key.shape not in ((), rows):
-        raise ValueError(f"sample: expected one key, or keys of shape {rows}, one for each row. Got {key.shape}.")
+    if words.shape[:-1] not in ((), rows):
+        raise ValueError(
+            f"sample: expected one key, or keys of shape {rows}, one for each row. Got {tuple(words.shape[:-1])}."
+        )
+    return jnp.asarray(words)
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def _random_words(words: jax.Array, rows: tuple[int, ...]) -> jax.Array:
+    """uint32 [*rows, 2]: the two words of `fold_in(key of the row, a constant)`."""
+    keys = jax.random.wrap_key_data(words, impl="threefry2x32")
     count = math.prod(rows)
-    if key.shape == rows:
-        flat = key.reshape(count)
+    if keys.shape == rows:
+        flat = keys.reshape(count)
     else:
-        flat = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count, dtype=jnp.uint32))
-    words = jax.vmap(lambda own: jax.random.key_data(jax.random.fold_in(own, _SALT)))(flat)
-    return words.reshape(*rows, 2)
+        flat = jax.vmap(jax.random.fold_in, (None, 0))(keys, jnp.arange(count, dtype=jnp.uint32))
+    drawn = jax.vmap(lambda own: jax.random.key_data(jax.random.fold_in(own, _SALT)))(flat)
+    return drawn.reshape(*rows, 2)
