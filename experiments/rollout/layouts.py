@@ -81,10 +81,10 @@ def whole(
     read: Read,
     score: Score,
     empty: Callable[[int, int], Any],
-    tokens: jax.Array,
-    positions: jax.Array,
-    seen: jax.Array,
-    following: jax.Array,
+    tokens: Any,
+    positions: Any,
+    seen: Any,
+    following: Any,
 ) -> jax.Array:
     """The log-probabilities of the following tokens, [rows, width], from one call with an empty cache."""
     n, width = tokens.shape
@@ -93,7 +93,9 @@ def whole(
     return score(scores, following)
 
 
-def scored(compute: Callable[..., jax.Array], texts: Texts, layout: Layout, batch: int, place: Any = None) -> np.ndarray:
+def scored(
+    compute: Callable[..., jax.Array], texts: Texts, layout: Layout, batch: int, place: Any = None
+) -> np.ndarray:
     """The log-probabilities of the texts, [texts, length - 1], from batches of rows. place: puts arrays on devices."""
     length = texts.tokens.shape[1]
     found = np.full((len(texts.tokens), length - 1), np.nan, np.float32)
@@ -160,7 +162,7 @@ def sampled(
         text, index = given
         own = jnp.minimum(text, count - 1)
         current = tokens[own, index][:, None]
-        ago = (place[:, None] - jnp.arange(places, dtype=jnp.int32)) % places
+        ago = (place[:, None] - jnp.arange(places, dtype=jnp.int32)[None]) % places
         scores, cache = read(
             model, current, index[:, None], place[:, None] % places, (ago <= index[:, None])[:, None], cache
         )

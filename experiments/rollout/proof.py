@@ -47,7 +47,7 @@ SMALL = Size(width=32, layers=1, length=8, texts=12, slots=3, batch=4, steps=0, 
 
 @dataclasses.dataclass
 class Row:
-    """One form of one kind of model. differ: log-probabilities with other bits than the trainer's; most: by how much."""
+    """One form of one kind of model. differ: log-probabilities whose bits are not the trainer's; most: by how much."""
 
     kind: str
     form: str
@@ -78,7 +78,7 @@ def trained(size: Size) -> Decoder:
     optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
 
     @nnx.jit
-    def step(model: Any, optimizer: Any, pieces: jax.Array) -> jax.Array:
+    def step(model: Any, optimizer: Any, pieces: Any) -> jax.Array:
         n, t = pieces.shape[0], size.length
 
         def loss(m: Any) -> jax.Array:
@@ -219,8 +219,12 @@ def trainer_forms(side: Side, texts: Texts, size: Size, longer: bool = True) -> 
         whole = functools.partial(compiled[t], state)
         name = f"{devices} devices" + (f", kernels split over {parts}" if parts > 1 else "")
         even = -(-len(alone.tokens) // size.batch) * size.batch
-        filled = Layout(*(np.concatenate([x, np.full((even - len(x), t), fill, np.int32)]) for x, fill in
-                          ((alone.tokens, 0), (alone.owner, -1), (alone.positions, 0))))
+        filled = Layout(
+            *(
+                np.concatenate([x, np.full((even - len(x), t), fill, np.int32)])
+                for x, fill in ((alone.tokens, 0), (alone.owner, -1), (alone.positions, 0))
+            )
+        )
         yield name, layouts.scored(whole, texts, filled, size.batch, place)
     if longer:
         yield "two texts in a row", found(layouts.laid_out(texts, 2 * t, 2), 2 * t, size.batch)

@@ -1,23 +1,22 @@
 """The constants that a graph derives from parameters, as a pytree: derived once per update, and passed to every step.
 
 A sampler calls the model for every token, but the parameters change once per update. `exact` derives codes of weights,
-biases, multipliers and tables in every call. Here the derived numbers are the leaves of a pytree, and the program, which
-does not depend on the parameters, is its static part. So a jitted step takes new constants without a compilation.
+biases, multipliers and tables in every call. Here the derived numbers are the leaves of a pytree, and the program,
+which does not depend on the parameters, is its static part. So a jitted step takes new constants without a compilation.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
+from qjax.assign.overflow import may_wrap
 from qjax.graph import state as states
 from qjax.graph.ir import Graph, Quantization, Tensor
 from qjax.graph.kernels import prepare
-from qjax.assign.overflow import may_wrap
 from qjax.run import loop_execution
 from qjax.run.find_loops import Repeat, over_iterations, repeats
 from qjax.run.interpreter import check_shapes
@@ -36,14 +35,12 @@ from qjax.run.shared_constants import SharedConstants
 class _Program:
     """What does not depend on the parameters. Compared by identity, so that a step is compiled once.
 
-    graph: without numbers. numbers: the tensors whose scale and zero point, or value, are leaves.
-    maker: the forward that derived it. wraps: whether the weights could make an accumulator wrap.
+    graph: without numbers. maker: the forward that derived it.
     """
 
     graph: Graph
     loops: Sequence[Repeat]
     maker: object
-    wraps: bool
 
 
 @jax.tree_util.register_pytree_node_class
@@ -70,7 +67,7 @@ class DerivedConstants:
         values = {n: t.value for n, t in graph.tensors.items() if t.value is not None and n in read}
         wraps = may_wrap(graph)
         tensors = {name: _without_numbers(tensor) for name, tensor in graph.tensors.items()}
-        program = _Program(graph.replace(tensors=tensors), tuple(loops), maker, wraps is not None)
+        program = _Program(graph.replace(tensors=tensors), tuple(loops), maker)
         return cls(program, (shared, grids, values, wraps), fingerprint)
 
     def graph(self) -> Graph:
@@ -124,8 +121,7 @@ class DerivedConstants:
         results, wraps = self.results(arrays, keep)
         if wraps is None:
             return results
-        nan = lambda x: jnp.where(wraps, jnp.full_like(x, np.nan), x) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
-        return jax.tree.map(nan, results)
+        return jax.tree.map(lambda x: _nan_where(wraps, x), results)
 
     def state(self, cache: Any) -> Any:
         """The codes of a state of floats, for calls that pass the state as codes from then on."""
@@ -147,6 +143,10 @@ class DerivedConstants:
     @classmethod
     def tree_unflatten(cls, program: _Program, children: tuple[Any, ...]) -> "DerivedConstants":
         return cls(program, *children)
+
+
+def _nan_where(lost: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(lost, jnp.full_like(x, np.nan), x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _without_numbers(tensor: Tensor) -> Tensor:

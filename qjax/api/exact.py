@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-
 from jax.core import Tracer
 
 from qjax.api.convert import Batch, check_batch, graph_of
@@ -58,7 +57,8 @@ def exact(
     whatever the model's own dtype. It is NaN where the fake-quantized forward is NaN, and everywhere under weights that
     `convert` would refuse because an accumulator could overflow. The model runs in evaluation mode, so batch statistics
     are read but not updated. A call with other Python values (a flag, None) than the sample's computes the graph for
-    those values. Use it for the last epochs, so that training sees the deployed rounding:
+    those values. Samplers derive the graph's constants once per update, by `forward.constants(qmodel)`: see `Forward`.
+    Use it for the last epochs, so that training sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 

@@ -4,12 +4,12 @@ Weights w_i = rint(2^30 exp(-d_i / T)), with d_i how far logit i lies below the 
 
     log_probs = -(d_t / T + log(W / 2^30))        sample: the first token t with w_0 + ... + w_t > floor(W r / 2^64)
 
-W is a sum of integers, so neither the batch, nor the mesh, nor the order of the sum can change it. Its logarithm is that
-of `integer_logsumexp`, and r are 64 bits of the row's own key. What is computed in floats is a subtraction, a product
-and a rounding per logit, and one subtraction per row. They rest on three properties of the platform, which XLA's
-compilers for CPUs and GPUs have: float32 subtraction and multiplication round once, to nearest; a maximum with the
-lowest finite number keeps them from being fused (see `unfused`); float32 and int32 convert into each other as in IEEE
-754. No exponential, logarithm or division of floats is used.
+W is a sum of integers, so neither the batch, nor the mesh, nor the order of the sum can change it. Its logarithm is
+that of `integer_logsumexp`, and r are 64 bits of the row's own key. What is computed in floats is a subtraction, a
+product and a rounding per logit, and one subtraction per row. They rest on three properties of the platform, which
+XLA's compilers for CPUs and GPUs have: float32 subtraction and multiplication round once, to nearest; a maximum with
+the lowest finite number keeps them from being fused (see `unfused`); float32 and int32 convert into each other as in
+IEEE 754. No exponential, logarithm or division of floats is used.
 
 The error: a weight is off by at most one unit, and a token with a probability below 2^-31 of the greatest one's has the
 weight 0. So for n tokens log(W / 2^30) is off by at most 2^-22 + n 2^-30, and it is rounded to float32.
@@ -48,7 +48,7 @@ _PARTS = 30
 
 
 def log_probs(logits: ArrayLike, tokens: ArrayLike, temperature: float = 1.0) -> jax.Array:
-    """The logarithms of the tokens' probabilities, softmax(logits / temperature)[token], in every program the same bits.
+    """The logarithms of tokens' probabilities, softmax(logits / temperature)[token], in every program the same bits.
 
     Eager, under jit, vmap, scan and remat, for every batch and mesh, on CPUs and GPUs. The gradient with respect to the
     logits is that of log-softmax, `((i == token) - softmax_i) / temperature`, by a custom rule for reverse mode.
@@ -136,11 +136,13 @@ def sample(
       ```
     """
     logits = _checked(logits, "sample")
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+    wanted: Any = top_k
+    part: Any = top_p
+    if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
         raise ValueError(f"sample: expected top_k as an integer from 1 or None, got {top_k!r}.")
-    if top_p is not None and not (isinstance(top_p, int | float) and 2.0**-_PARTS <= top_p <= 1):
+    if part is not None and not (isinstance(part, int | float) and 2.0**-_PARTS <= part <= 1):
         raise ValueError(f"sample: expected top_p as a number above 0 and at most 1, or None, got {top_p!r}.")
-    if isinstance(temperature, int | float) and temperature == 0:
+    if temperature == 0:
         found = _rows(_greedy, logits)
     else:
         choice = functools.partial(
@@ -266,7 +268,9 @@ def _backward(inverse: float, saved: Any, cotangent: jax.Array) -> Any:
         shift, mantissa = _total(weights)
         reciprocal = divide_to_even(jnp, jnp.full_like(mantissa, np.int64(1 << 61)), mantissa)
         # 2^-(61 + shift), from its bits
-        power = jax.lax.bitcast_convert_type((np.int32(127 - 61) - shift.astype(jnp.int32)) << np.int32(23), jnp.float32)
+        power = jax.lax.bitcast_convert_type(
+            (np.int32(127 - 61) - shift.astype(jnp.int32)) << np.int32(23), jnp.float32
+        )
         factor = reciprocal.astype(jnp.float32) * power
     shares = unfused(weights.astype(jnp.float32) * factor[..., None])
     slope = (_is_token(logits, tokens).astype(jnp.float32) - shares) * np.float32(inverse)
@@ -314,7 +318,9 @@ def _first(keys: jax.Array, count: jax.Array) -> jax.Array:
     """Where each row has its `count` greatest elements, and of equal ones those that come first."""
     size = keys.shape[-1]
     place = jax.lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1)
-    last = jnp.sum(jnp.where(place == size - count, jnp.sort(keys, axis=-1), 0), axis=-1, keepdims=True, dtype=jnp.int32)
+    last = jnp.sum(
+        jnp.where(place == size - count, jnp.sort(keys, axis=-1), 0), axis=-1, keepdims=True, dtype=jnp.int32
+    )
     above, equal = keys > last, keys == last
     room = count - jnp.sum(above, axis=-1, keepdims=True, dtype=jnp.int32)
     return above | (equal & (jnp.cumsum(equal.astype(jnp.int32), axis=-1, dtype=jnp.int32) <= room))
@@ -344,8 +350,8 @@ def _checked_key(key: Any, rows: tuple[int, ...]) -> jax.Array:
         raise TypeError(f"sample: expected a key of jax.random.key or jax.random.PRNGKey, got {type(key).__name__}.")
     if words.shape[-1] != 2:
         raise TypeError(
-            f"sample: expected a key of the generator threefry2x32, which has 2 words, got one of {words.shape[-1]} words. "
-            "The bits of other generators depend on the program. Make it with "
+            f"sample: expected a key of the generator threefry2x32, which has 2 words, got one of {words.shape[-1]} "
+            "words. The bits of other generators depend on the program. Make it with "
             'jax.random.key(seed, impl="threefry2x32").'
         )
     if words.shape[:-1] not in ((), rows):

@@ -17,6 +17,8 @@ from jax import lax
 
 import qjax
 
+ints = functools.partial(np.array, dtype=np.int32)
+floats = functools.partial(np.array, dtype=np.float32)
 N, SIZE = 48, 97
 KEY = functools.cache(lambda: jax.random.key(11))
 
@@ -26,7 +28,7 @@ def rows(n=N, size=SIZE, seed=0):
     """Logits with ties, of small and of large spread, and some that are minus infinity; and tokens."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(-128, 128, (n, size)).astype(np.float32)
-    logits = codes * rng.choice(np.float32([0.003, 0.0461, 0.3]), (n, 1))
+    logits = codes * rng.choice(floats([0.003, 0.0461, 0.3]), (n, 1))
     logits[1::5, ::3] = -np.inf
     return logits, rng.integers(0, size, n).astype(np.int32)
 
@@ -201,7 +203,7 @@ def test_draws_are_those_of_fractions(top_k, top_p):
 
 
 def test_shares_of_draws_are_the_probabilities():
-    logits = np.float32([1, 2, 3, 2, -np.inf, -60])
+    logits = floats([1, 2, 3, 2, -np.inf, -60])
     count = 100_000
     drawn = np.asarray(qjax.sample(np.broadcast_to(logits, (count, 6)), jax.random.key(101)))
     seen, wanted = np.bincount(drawn, minlength=6), count * np.exp(in_binary64(logits))
@@ -211,9 +213,9 @@ def test_shares_of_draws_are_the_probabilities():
 
 
 def test_ties_go_to_the_lowest_tokens():
-    logits = np.float32([[2, 3, 3, 1, 3, -np.inf]])
+    logits = floats([[2, 3, 3, 1, 3, -np.inf]])
     assert qjax.sample(logits, temperature=0).tolist() == [1]
-    assert qjax.sample(np.float32([[0.0, -0.0]]), temperature=0).tolist() == [0]
+    assert qjax.sample(floats([[0.0, -0.0]]), temperature=0).tolist() == [0]
     many = np.broadcast_to(logits, (400, 6))
     drawn = functools.partial(qjax.sample, many, jax.random.key(2))
     assert set(np.asarray(drawn(top_k=1)).tolist()) == {1}
@@ -240,11 +242,11 @@ def test_a_key_for_all_and_a_key_for_each_row():
     np.testing.assert_array_equal(qjax.sample(logits, old), wanted)
 
 
-BROKEN = np.float32([[1, np.nan, 2], [1, np.inf, 2], [-np.inf] * 3, [-np.nan, 0, 0]])
+BROKEN = floats([[1, np.nan, 2], [1, np.inf, 2], [-np.inf] * 3, [-np.nan, 0, 0]])
 
 
 def test_rows_without_probabilities():
-    fine = np.float32([[0, 1, 2]])
+    fine = floats([[0, 1, 2]])
     logits = np.concatenate([BROKEN, fine])
     tokens = np.zeros(5, np.int32)
     for log_probs in (qjax.log_probs, jax.jit(qjax.log_probs)):
@@ -262,20 +264,20 @@ def test_rows_without_probabilities():
 def test_tokens_outside_of_the_vocabulary():
     logits = np.zeros((3, 4), np.float32)
     with pytest.raises(ValueError, match="expected tokens from 0 to 3, got -1 to 4"):
-        qjax.log_probs(logits, np.int32([-1, 0, 4]))
-    found = jax.jit(qjax.log_probs)(logits, np.int32([-1, 0, 4]))
+        qjax.log_probs(logits, ints([-1, 0, 4]))
+    found = jax.jit(qjax.log_probs)(logits, ints([-1, 0, 4]))
     assert np.isnan(found).tolist() == [True, False, True]
-    wide = jax.jit(qjax.log_probs)(logits, np.uint32([2**31 + 1, 3, 2**32 - 1]))
+    wide = jax.jit(qjax.log_probs)(logits, np.array([2**31 + 1, 3, 2**32 - 1], np.uint32))
     assert np.isnan(wide).tolist() == [True, False, True]
-    assert np.isfinite(jax.jit(qjax.log_probs)(np.zeros((3, 400), np.float32), np.uint8([0, 9, 255]))).all()
+    assert np.isfinite(jax.jit(qjax.log_probs)(np.zeros((3, 400), np.float32), np.array([0, 9, 255], np.uint8))).all()
 
 
 def test_large_logits_and_small_temperatures():
-    logits = np.float32([[3e38, -3e38, 3e38], [1e-40, 0, -1e-40]])
-    found = qjax.log_probs(logits, np.int32([1, 2]))
+    logits = floats([[3e38, -3e38, 3e38], [1e-40, 0, -1e-40]])
+    found = qjax.log_probs(logits, ints([1, 2]))
     assert found[0] == -np.inf
     np.testing.assert_allclose(found[1], -np.log(3), atol=2**-22)
-    assert qjax.log_probs(logits[:1], np.int32([0]), 1e-30)[0] == np.float32(-np.log(2))
+    assert qjax.log_probs(logits[:1], ints([0]), 1e-30)[0] == np.float32(-np.log(2))
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,9 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
             here = _all([offset == 0 for offset in found])
             for write in range(count):
                 chosen, value = here[..., write], jnp.broadcast_to(new[..., write], old.shape)
-                old = old + jnp.where(chosen, value, jnp.zeros((), old.dtype)) if adds else jnp.where(chosen, value, old)
+                old = (
+                    old + jnp.where(chosen, value, jnp.zeros((), old.dtype)) if adds else jnp.where(chosen, value, old)
+                )
             return old
         return _put_last(old, new, dict(zip(starts, found, strict=True)), list(paired))
 
@@ -250,8 +252,8 @@ def _put_last(old: Array, new: Array, offsets: dict[int, Array], paired: list[in
     others = [axis for axis in range(old.ndim) if axis not in axes and axis not in paired]
     rows = jnp.transpose(new, [*paired, old.ndim, *axes, *others])
     rows = rows.reshape([*(old.shape[axis] for axis in paired), -1, *(old.shape[axis] for axis in others)])
-    places = jnp.maximum(chosen, 0).transpose([*paired, *axes, *others]).reshape(
-        [*(old.shape[axis] for axis in paired), -1]
+    places = (
+        jnp.maximum(chosen, 0).transpose([*paired, *axes, *others]).reshape([*(old.shape[axis] for axis in paired), -1])
     )
     take = lambda row, place: jnp.take(row, place, axis=0, mode="clip")  # noqa: E731
     for _ in paired:
