@@ -68,10 +68,7 @@ class Cached(nnx.Module):
 
 
 def arguments(model: Cached, tokens: Any) -> tuple[Any, Any, Cache]:
-    """A text from its beginning and an empty cache. The cache has a place more than the longest text.
-
-    A text as long as its cache would read nothing from it.
-    """
+    """A text from its beginning and an empty cache, which has a place more than the longest text."""
     (n, t), blocks, (places, width) = tokens.shape, model.model.blocks, model.model.places.shape
     shape = n, places + 1, blocks[0].heads, width // blocks[0].heads
     cache = [{name: np.zeros(shape, np.float32) for name in ("keys", "values")} for _ in blocks]

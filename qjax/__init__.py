@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from qjax.model.quantizer_numbers import QuantParam, QuantStat
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
+    from qjax.numerics.token_probabilities import log_probs, sample
     from qjax.recipe.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
@@ -82,6 +83,7 @@ __all__ = [
     "integers",
     "load",
     "load_keras",
+    "log_probs",
     "node_data",
     "numerics",
     "ops",
@@ -90,6 +92,7 @@ __all__ = [
     "quantize",
     "read",
     "report",
+    "sample",
     "search",
     "sensitivity",
     "show_progress",
@@ -123,6 +126,7 @@ _HOMES = {
     "api.workflow": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
+    "numerics.token_probabilities": ("log_probs", "sample"),
     "support.errors": ("Unsupported",),
     "support.progress": ("show_progress",),
     "model.quantized_model": ("QuantizedModel",),

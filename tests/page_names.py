@@ -151,6 +151,16 @@ def decoder() -> dict[str, Any]:
     return {**names, **step, **whole, **loop, **drawn}
 
 
+def sampler() -> dict[str, Any]:
+    """Whole texts, as long as their cache, and one token of each."""
+    texts, positions = decoding.call(decoding.text(length=decoding.SIZE), 0)
+    recipe = qjax.Recipe(integers=[qjax.integers("positions", 0, decoding.SIZE)])
+    names = {"jax": jax, "jnp": jnp, "nnx": nnx, "qjax": qjax, "model": decoding.Decoder(), "recipe": recipe}
+    empty = decoding.empty()
+    calls = {"texts": texts, "positions": positions, "tokens": texts[:, :1], "starts": positions[:, :1]}
+    return {**names, **calls, "empty": empty, "batches": [(texts, positions, empty)]}
+
+
 def gguf_file() -> dict[str, Any]:
     """A file of a small model, in the folder of the page."""
     write_file(Path("model.gguf"))
@@ -175,6 +185,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/own-training.md": dense,
     "docs/precision.md": measured,
     "docs/profiles.md": device,
+    "docs/sampler-trainer.md": sampler,
     "docs/targets.md": residual,
     "docs/training.md": training,
 }

@@ -52,6 +52,9 @@ def test_fake_quantization_and_exact(weights, activations):
     with pytest.raises(ValueError, match=r"accumulator of 'a' .* beyond int32"):
         forward(after, x)
     assert np.isnan(np.asarray(jitted(after, x))).all()
+    constants = nnx.jit(forward.constants)
+    assert np.array_equal(forward(constants(qmodel), x), graph(x))
+    assert np.isnan(np.asarray(forward(constants(after), x))).all()
     gradient = nnx.jit(nnx.grad(lambda m, x: jnp.sum(forward(m, x))))(after, x)
     assert np.isfinite(np.asarray(gradient["model"]["a"]["bias"][...])).all()
     # the sums saturate the output's range, as the real ones do

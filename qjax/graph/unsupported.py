@@ -29,8 +29,8 @@ _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{
 _CUT = "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in float."
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
 _WRITES = (
-    "Write to constant positions or to a few per example (32 at most), select with jnp.where and a mask, or join parts "
-    "with jnp.concatenate."
+    "Write slices or elements with `set`, add to constant positions or to a few per example (32 at most), select with "
+    "jnp.where and a mask, or join parts with jnp.concatenate."
 )
 _READS = (
     "Take along one axis (jnp.take), or select separately for every example (jnp.take_along_axis, x[rows, i, j]). "

@@ -73,10 +73,10 @@ def log_sums(
     with wide(xp):
         total = xp.sum(powers.astype(np.int64), axis=axes, keepdims=True)
         shift, mantissa = leading(xp, total, int(np.prod([q.shape[axis] for axis in axes])))
-        return greatest, _logarithm(xp, shift, mantissa, xp.asarray(logs))
+        return greatest, logarithm(xp, shift, mantissa, xp.asarray(logs))
 
 
-def _logarithm(xp: ModuleType, shift: Any, mantissa: Any, logs: Any) -> Any:
+def logarithm(xp: ModuleType, shift: Any, mantissa: Any, logs: Any) -> Any:
     """rint(2^25 (shift log 2 + log(mantissa / 2^30))), ties up: int32; mantissa in [2^30, 2^31)."""
     rest = mantissa - np.int64(1 << BITS)
     index = (rest >> _BETWEEN).astype(np.int32)

@@ -14,9 +14,11 @@ For constant positions see `constant_scatter_gather`.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -34,8 +36,8 @@ _SCATTERS = ("scatter", "scatter-add")
 KINDS = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *_SCATTERS})
 """The primitives that this rewriter reads."""
 
-_MOST_WRITES = 32
-"""A scatter with more writes is reported as an error, because each write is a choice over the whole tensor."""
+_MOST_SUMS = 32
+"""A scatter that adds more often is reported as an error, because each addition is a choice over the whole tensor."""
 
 
 def place_slices(program: Program) -> Program:
@@ -52,7 +54,8 @@ def place_slices(program: Program) -> Program:
             function, inputs = _scatter(eqn, flow, number)
         elif eqn.primitive.startswith("dynamic") and any(number(v) is None for v in eqn.inputs if not v.shape):
             reads = eqn.primitive == "dynamic_slice"
-            function = _slice_function(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
+            moving = [axis for axis, start in enumerate(eqn.inputs[2:]) if number(start) is None]
+            function = _slice_function(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1], moving)
         equations += [eqn] if function is None else lookups(inlined(function, inputs, eqn.outputs, eqn)[0])
     return dataclasses.replace(program, equations=tuple(equations))
 
@@ -75,20 +78,21 @@ def _slice_function(part: Sequence[int]) -> Callable[..., Array]:
     return taken
 
 
-def _updated(part: Sequence[int]) -> Callable[..., Array]:
-    """The array with a slice of that shape replaced, as a function of the array, the slice and the slice's starts."""
+def _updated(part: Sequence[int], moving: Sequence[int]) -> Callable[..., Array]:
+    """The array with a slice of that shape replaced, as a function of the array, the slice and the slice's starts.
+
+    A slice of the whole array replaces all of it, yet is a choice too, so that a text as long as its cache has the
+    quantizers of a shorter one. moving: the axes along which the start is data.
+    """
 
     def updated(x: Array, update: Array, *starts: Array) -> Array:
         inside: list[Array] = []
-        for axis in _partial(part, x.shape):
+        for axis in _partial(part, x.shape) or moving:
             size, length = x.shape[axis], part[axis]
             places = _places(x, axis) - clamped(starts[axis], size - length)
             inside.append((places >= 0) & (places < length) if length > 1 else places == 0)
-            if length > 1:
+            if 1 < length < size:
                 update = jnp.take(update, jnp.clip(places.reshape(-1), 0, length - 1), axis=axis, mode="clip")
-        if not inside:
-            # everything is overwritten
-            return update
         return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
 
     return updated
@@ -115,6 +119,8 @@ def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[...,
     if len(axes) == 1 and part[axes[0]] == 1 and (len(mapped) == 1 or not reads):
         return None, ()
 
+    moving = [axis for axis, place in zip(mapped, parts, strict=True) if number(place) is None]
+
     def starts(places: Sequence[Array]) -> list[Array]:
         known = dict(zip(mapped, places, strict=True))
         return [known[axis].reshape(()) if axis in known else np.int32(0) for axis in range(len(x))]
@@ -123,7 +129,7 @@ def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[...,
         return _slice_function(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
 
     def write(whole: Array, update: Array, *places: Array) -> Array:
-        return _updated(part)(whole, update.reshape(part), *starts(places))
+        return _updated(part, moving)(whole, update.reshape(part), *starts(places))
 
     return (read, (eqn.inputs[0], *parts)) if reads else (write, (eqn.inputs[0], eqn.inputs[2], *parts))
 
@@ -159,9 +165,9 @@ def _all(masks: list[Array]) -> Array:
 
 
 def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
-    """A scatter with a position for each example, as a function of its operand, its updates and the positions.
+    """A scatter with positions for each example, as a function of its operand, its updates and the positions.
 
-    None for any other scatter: too many positions, or part of an axis that is longer than one element.
+    None for any other scatter, such as a sum of slices or of too many elements.
     """
     n = eqn.params["dimension_numbers"]
     window, inserted = tuple(n.update_window_dims), tuple(int(axis) for axis in n.inserted_window_dims)
@@ -181,42 +187,80 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
             starts[axis] = part
     # each entry along the other axes of the indices is one write
     several = [axis for axis in range(len(indices) - 1) if axis not in paired.values()]
-    writes = list(np.ndindex(*(indices[axis] for axis in several)))
-    if not starts or not writes or len(writes) > _MOST_WRITES:
-        return None, ()
-    if all(number(part) is not None for part in starts.values()):
+    count = math.prod(indices[axis] for axis in several)
+    if not count or all(number(part) is not None for part in starts.values()):
         return None, ()
     scattered = [axis for axis in range(len(update)) if axis not in window]
     kept = [axis for axis in range(len(x)) if axis not in paired and axis not in inserted]
     source = {axis: scattered[along] for axis, along in paired.items()} | dict(zip(kept, window, strict=True))
     lengths = [update[source[axis]] if axis in source else 1 for axis in range(len(x))]
-    if any(lengths[axis] != (1 if axis in starts else size) for axis, size in enumerate(x)):
+    single = all(lengths[axis] == 1 for axis in starts)
+    adds = eqn.primitive != "scatter"
+    if any(axis not in starts and length != x[axis] for axis, length in enumerate(lengths)) or (
+        adds and not (single and count <= _MOST_SUMS)
+    ):
         return None, ()
-    axes = list(starts)
     clips = "CLIP" in str(eqn.params["mode"])
     order = [*(source[axis] for axis in range(len(x)) if axis in source), *(scattered[axis] for axis in several)]
 
-    def one(old: Array, new: Array, places: list[Array]) -> Array:
-        """One write at each position."""
-        found: list[Array] = []
-        for axis, place in zip(axes, places, strict=True):
-            place = place.reshape([x[a] if a in paired else 1 for a in range(len(x))])
-            found.append(_places(old, axis) == (jnp.clip(place, 0, x[axis] - 1) if clips else place))
-        here, new = _all(found), jnp.broadcast_to(new.reshape(lengths), old.shape)
-        if eqn.primitive == "scatter":
-            return jnp.where(here, new, old)
-        return old + jnp.where(here, new, jnp.zeros((), old.dtype))
+    def offsets(place: Array, axis: int) -> Array:
+        """How far each element along an axis lies behind where a slice begins; negative where it is not in the slice.
+
+        place: [the paired axes, or 1, in the operand's rank; the writes].
+        """
+        last = x[axis] - lengths[axis]
+        start = jnp.clip(place, 0, last) if clips else place
+        found = lax.broadcasted_iota(jnp.int32, [s if a == axis else 1 for a, s in enumerate((*x, 1))], axis) - start
+        inside = (found >= 0) & (found < lengths[axis])
+        # as in JAX, a slice that does not fit is dropped
+        fits = inside if clips or lengths[axis] == 1 else inside & (start >= 0) & (start <= last)
+        return jnp.where(fits, found, np.int32(-1))
 
     def written(old: Array, new: Array, *places: Array) -> Array:
-        new = jnp.transpose(new, order)
-        ordered = [
-            jnp.transpose(_int32(place[..., 0]), [*(paired[a] for a in sorted(paired)), *several]) for place in places
-        ]
-        for write in writes:
-            old = one(old, new[(..., *write)], [place[(..., *write)] for place in ordered])
-        return old
+        new = jnp.transpose(new, order).reshape([*lengths, count])
+        found: list[Array] = []
+        for axis, place in zip(starts, places, strict=True):
+            ordered = jnp.transpose(_int32(place[..., 0]), [*(paired[a] for a in sorted(paired)), *several])
+            found.append(offsets(ordered.reshape([*(s if a in paired else 1 for a, s in enumerate(x)), count]), axis))
+        if adds or (single and count == 1):
+            here = _all([offset == 0 for offset in found])
+            for write in range(count):
+                chosen, value = here[..., write], jnp.broadcast_to(new[..., write], old.shape)
+                old = (
+                    old + jnp.where(chosen, value, jnp.zeros((), old.dtype)) if adds else jnp.where(chosen, value, old)
+                )
+            return old
+        return _put_last(old, new, dict(zip(starts, found, strict=True)), list(paired))
 
     return written, (eqn.inputs[0], eqn.inputs[2], *starts.values())
+
+
+def _put_last(old: Array, new: Array, offsets: dict[int, Array], paired: list[int]) -> Array:
+    """Several writes as one choice: each element takes the last write that reaches it, or stays.
+
+    new: [the axes of `old`, with the length of a slice along those of `offsets`; the writes].
+    offsets: per axis, the element of each write that lies there or a negative number, [axes of `old`, or 1; writes].
+    """
+    axes, count = list(offsets), new.shape[-1]
+    lengths = [new.shape[axis] for axis in axes]
+    index = lax.broadcasted_iota(jnp.int32, (*(1,) * old.ndim, count), old.ndim)
+    here = _all([offset >= 0 for offset in offsets.values()])
+    for axis, length in zip(axes, lengths, strict=True):
+        index = index * np.int32(length) + jnp.maximum(offsets[axis], 0)
+    chosen = jnp.max(jnp.where(here, index, np.int32(-1)), axis=-1)
+    # one row of slices for each example: [the paired axes, slices, the other axes]
+    others = [axis for axis in range(old.ndim) if axis not in axes and axis not in paired]
+    rows = jnp.transpose(new, [*paired, old.ndim, *axes, *others])
+    rows = rows.reshape([*(old.shape[axis] for axis in paired), -1, *(old.shape[axis] for axis in others)])
+    places = (
+        jnp.maximum(chosen, 0).transpose([*paired, *axes, *others]).reshape([*(old.shape[axis] for axis in paired), -1])
+    )
+    take = lambda row, place: jnp.take(row, place, axis=0, mode="clip")  # noqa: E731
+    for _ in paired:
+        take = jax.vmap(take)
+    taken = take(rows, places).reshape([old.shape[axis] for axis in (*paired, *axes, *others)])
+    back = [(*paired, *axes, *others).index(axis) for axis in range(old.ndim)]
+    return jnp.where(chosen >= 0, jnp.transpose(taken, back), old)
 
 
 def _components(indices: Value, flow: Flow) -> list[Value] | None:
