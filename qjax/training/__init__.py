@@ -1,5 +1,6 @@
 """What training a quantized model needs beyond gradients: constraints, learned rounding, and accuracy repairs."""
 
+from qjax.ops.backward import gradient_key
 from qjax.training.a2q import AccumulatorConstraint, accumulator_bound, constrain_accumulators
 from qjax.training.adam import optimizer
 from qjax.training.adapters import merge_adapters
@@ -72,6 +73,7 @@ __all__ = [
     "equalize",
     "freeze_base",
     "gptq",
+    "gradient_key",
     "merge_adapters",
     "optimizer",
     "output_ranges",
