@@ -43,7 +43,7 @@ class Call:
         call.evaluate(record=lambda place, x, quantized: jnp.max(x)).recorded   # label -> the tensor's maximum
 
     traced: the program, the names of its inputs, and their arrays. annotation: which operation each equation is, and
-    which tensors have which quantizer. gradients: how the backward pass rounds, see `Recipe`. Do not change any of them.
+    which tensors have which quantizer. gradients: see `Recipe`. Do not change any of them.
     """
 
     traced: Traced

@@ -101,8 +101,8 @@ class Plan:
     dynamic: modules whose products find scales at run time or use a weight format, and exceptions within them (None).
     integers: the ranges of the integers of which the model computes functions. by_row: the quantizers of tables with
     a scale per row. adapters: see `Recipe`; "merged" means that they are zero and left out. profile: the name of the
-    device, or None. products: the products that `dynamic` covers. gradients: see `Recipe`. blind: the quantizers that were calibrated on a
-    single number.
+    device, or None. products: the products that `dynamic` covers. gradients: see `Recipe`. blind: the quantizers that
+    were calibrated on a single number.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]

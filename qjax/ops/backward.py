@@ -40,10 +40,10 @@ class Half:
     """One product of the backward pass: sums of the cotangent g of the result times the other operand.
 
     product: (int8 of g's shape, int8 of the other operand's shape, zero point of the other operand or None) -> the
-    int32 sums `g (other - zero)`, of the gradient's shape; takes_zero: whether it can be other than None. summed: for g and for the other operand, the axes that are
-    summed. pairs: (axis of g, axis of the other operand) along which both may be cut into pieces. terms: the number of
-    products in one sum. spread: scales of g and of the other operand, in their ranks, with size 1 where they are
-    summed -> both, broadcastable to the result.
+    int32 sums `g (other - zero)`, of the gradient's shape; takes_zero: whether the zero point may be other than None.
+    summed: for g and for the other operand, the axes that are summed. pairs: (axis of g, axis of the other operand)
+    along which both may be cut into pieces. terms: the number of products in one sum. spread: scales of g and of the
+    other operand, in their ranks, with size 1 where they are summed -> both, broadcastable to the result.
     """
 
     product: Callable[[jax.Array, jax.Array, jax.Array | None], jax.Array]
@@ -226,7 +226,11 @@ def _gradient(
     lost: jax.Array,
     own: bool,
 ) -> jax.Array:
-    """The gradient of one operand. shared: the codes of all of g, if both products use them. own: see `Gradients.per`."""
+    """The gradient of one operand.
+
+    shared: the codes of all of g, if both products use them. own: whether g has scales of its own along what this
+    product does not sum.
+    """
     x, zero, reach = other
     digit = 128 if how.bits == 16 else how.top
     if reach is None:
@@ -235,7 +239,7 @@ def _gradient(
     else:
         others, of_other = (x,), None
     total = None
-    for index, (of_g, of_x) in enumerate(_pieces(half, g.shape, x.shape, how, digit * reach)):
+    for index, (of_g, of_x) in enumerate(pieces_of(half, g.shape, x.shape, how, digit * reach)):
         part = shared
         if part is None:
             axes = half.summed[0] if own else range(g.ndim)
@@ -256,17 +260,18 @@ def _gradient(
     return total
 
 
-def _pieces(half: Half, g: Sequence[int], x: Sequence[int], how: Gradients, most: int) -> list[tuple[Any, Any]]:
+def pieces_of(half: Half, g: Sequence[int], x: Sequence[int], how: Gradients, most: int) -> list[tuple[Any, Any]]:
     """How to cut g and the other operand along one axis; most: the largest product of two codes."""
-    if not half.pairs:
-        return [(lambda a: a, lambda a: a)]
-    axis, other = max(half.pairs, key=lambda pair: g[pair[0]])
-    terms, size = half.terms(g, x), g[axis]
-    if not all(isinstance(n, int) for n in (*g, *x)):
+    sizes: tuple[Any, ...] = (*g, *x)
+    if not all(isinstance(size, int) for size in sizes):
         raise ValueError(
             f"Gradients: the length of a sum must be known, but the shapes are {tuple(g)} and {tuple(x)}. Export the "
             "step with a fixed batch."
         )
+    if not half.pairs:
+        return [(lambda a: a, lambda a: a)]
+    axis, other = max(half.pairs, key=lambda pair: g[pair[0]])
+    terms, size = half.terms(g, x), g[axis]
     limit = (2**31 - 1) // most // max(1, terms // max(1, size))
     length = how.block if how.block is not None else size if size <= limit else limit
     count = -(-size // max(1, length))

@@ -69,6 +69,9 @@ class Conv(ProductFacts, Op):
             tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
         )
 
+    def has_integer_backward(self, eqn: Equation) -> bool:
+        return eqn.params["feature_group_count"] == 1
+
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         return convolution.count_products(attributes, inputs[0], kernel)
 
@@ -139,7 +142,7 @@ class Conv(ProductFacts, Op):
         axes = attributes["rhs_layout"][1:], ()
         apart = [(attributes["out_layout"][0], attributes["lhs_layout"][0])], ()
         own = integers if whole else None
-        halves = halves_of(attributes, x.shape, w.shape) if attributes["groups"] == 1 else None
+        halves = halves_of(attributes, x.shape, w.shape) if self.has_integer_backward(eqn) else None
         acc = matmul_codes(x, w, axes, self.product(eqn), eqn, own, apart=apart, transforms=True, halves=halves)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
@@ -207,7 +210,7 @@ class Conv(ProductFacts, Op):
         )
 
 
-def halves_of(attributes: Attributes, x: Shape, w: Shape) -> tuple[Half, Half]:
+def halves_of(attributes: Attributes, x: Sequence[int], w: Sequence[int]) -> tuple[Half, Half]:
     """The backward pass of a convolution without groups; x and w are shapes."""
     lhs, rhs, out = layout_of(attributes)
     batch_features = (out[0], *out[2:]), (out[1],)

@@ -85,6 +85,9 @@ class Dot(ProductFacts, Op):
         depth = math.prod(shape[axis] for axis in summed)
         return RuleProduct(depth, math.prod(shape) // depth)
 
+    def has_integer_backward(self, eqn: Equation) -> bool:
+        return True
+
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         weight = attributes["weight"]
         lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
@@ -146,7 +149,7 @@ class Dot(ProductFacts, Op):
         left, right = self.channels(eqn, 0), self.channels(eqn, 1)
         apart = left, right[: len(numbers[1][1])]
         ranks = len(x.shape), len(w.shape)
-        halves = _half(numbers, ranks, 0), _half(numbers, ranks, 1)
+        halves = half_of(numbers, ranks, 0), half_of(numbers, ranks, 1)
         acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn, integers, apart=apart, halves=halves)
         scale = _in_result(x, left, acc.ndim) * _in_result(w, right, acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0], rounded=any(eqn.fixed))]
@@ -241,7 +244,7 @@ def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: 
     return acc if attributes["permutation"] is None else jnp.transpose(acc, attributes["permutation"])
 
 
-def _half(numbers: Any, ranks: tuple[int, int], index: int) -> Half:
+def half_of(numbers: Any, ranks: tuple[int, int], index: int) -> Half:
     """The gradient of operand `index`: over the batch axes, the cotangent times the other operand."""
     contracting, batch = numbers
     other, first = 1 - index, len(batch[0])

@@ -129,8 +129,8 @@ def matmul_codes(
         along = _by_platform(along, _in_bfloat16(product, jnp.bfloat16, own.params["precision"]))
     step = backward.current()
     if step is not None and halves is not None:
-        own = None if integers is None or not in_bytes else _of_stored(integers, apart)
-        return _with_integer_backward(x, w, exact, own, apart, halves, step)
+        of_stored = None if integers is None or not in_bytes else _of_stored(integers, apart)
+        return _with_integer_backward(x, w, exact, of_stored, apart, halves, step)
     tangent = _of_bytes(along) if in_bytes and not is_recomputed() else _of_floats(along)
 
     @jax.custom_jvp

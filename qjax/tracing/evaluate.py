@@ -66,11 +66,14 @@ class Evaluation:
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate the program; returns the outputs as real arrays, and what was recorded."""
 
-        def evaluate(args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
-            outputs, taps = self._program(program, args, params)
+        def evaluate(args: Sequence[Any], params: Params, words: Any) -> tuple[list[Any], Taps]:
+            with backward.with_words(words):
+                outputs, taps = self._program(program, args, params)
             return varying_as([real(x) for x in outputs], [value.kind for value in program.outputs]), taps
 
-        return in_automatic(evaluate, (list(args), dict(params)), lambda found: self._specs(program, *found))
+        step = backward.current()
+        words = None if step is None else step.words
+        return in_automatic(evaluate, (list(args), dict(params), words), lambda found: self._specs(program, *found))
 
     def _specs(self, program: Program, _: list[Any], taps: Taps) -> Any:
         """How outputs and records are sharded; a record with the shape of its tensor is sharded like the tensor."""

@@ -40,7 +40,7 @@ def test_over_all_random_values_the_mean_code_is_the_number_itself(bits: int, mo
 
 
 def test_every_step_of_the_hash_can_be_undone_so_all_random_values_are_equally_frequent() -> None:
-    """The inverse in Python's integers: for each index, first -> hash is a bijection of 32 bits, as is index -> hash."""
+    """The inverse in Python's integers: for each index first -> hash is a bijection of 32 bits, as is index -> hash."""
 
     def unshift(h: int, by: int) -> int:
         found = h
@@ -95,7 +95,8 @@ def test_scales_are_those_of_the_shared_axes_and_tiny_or_zero_tensors_have_finit
     assert np.array_equal(coded.scale, np.abs(x).max(1, keepdims=True) * np.float32(1 / 127))
     for tiny in (0.0, 1e-40, 1e-33):
         found = encode(jnp.full((4,), tiny, jnp.float32), (0,), NEAREST, None)
-        assert np.isfinite(np.asarray(found.scale)).all() and not np.asarray(found.digits[0]).any()
+        assert np.isfinite(np.asarray(found.scale)).all()
+        assert not np.asarray(found.digits[0]).any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -121,14 +122,14 @@ def test_a_row_with_nan_or_infinity_has_the_scale_nan(bad: float) -> None:
     ],
 )
 def test_a_setting_that_is_no_setting_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"Gradients: {message}"):
+    with pytest.raises(ValueError, match=rf"Gradients: {message}"):
         Gradients(**fields)
 
 
 def test_other_names_and_other_types_are_refused() -> None:
     unchecked: Any = Gradients
-    with pytest.raises(TypeError, match="expected fields among bits, rounding, per, block, got axis=0. Use per"):
+    with pytest.raises(TypeError, match=r"expected fields among bits, rounding, per, block, got axis=0\. Use per"):
         unchecked(axis=0)
     wrong: Any = 8
-    with pytest.raises(TypeError, match="Recipe: gradients: expected a qjax.Gradients or None, got 8"):
+    with pytest.raises(TypeError, match=r"Recipe: gradients: expected a qjax\.Gradients or None, got 8"):
         qjax.Recipe(gradients=wrong)
