@@ -179,7 +179,7 @@ def bias(depth: int, rounding: Any, keys: int, bits: int = 8) -> tuple[float, fl
         qmodel = qjax.quantize(Deep(depth, rngs=nnx.Rngs(0)), qjax.Recipe(gradients=how), x)
         graphdef, state = nnx.split(qmodel)
 
-        def gradient(key: jax.Array, graphdef: Any = graphdef, state: Any = state) -> jax.Array:
+        def gradient(state: Any, key: jax.Array, graphdef: Any = graphdef) -> jax.Array:
             def loss_of(model: Any) -> jax.Array:
                 with qjax.training.gradient_key(key):
                     return jnp.mean(jnp.square(model(x) - 1))
@@ -188,7 +188,7 @@ def bias(depth: int, rounding: Any, keys: int, bits: int = 8) -> tuple[float, fl
 
         compiled = jax.jit(gradient)
         count = keys if how is not None and how.stochastic else 1
-        found.append(np.stack([np.asarray(compiled(jax.random.key(i)), np.float64) for i in range(count)]))
+        found.append(np.stack([np.asarray(compiled(state, jax.random.key(i)), np.float64) for i in range(count)]))
     exact, drawn = found[0][0], found[1]
     size = np.linalg.norm(exact)
     return float(np.linalg.norm(drawn[0] - exact) / size), float(np.linalg.norm(drawn.mean(0) - exact) / size)

@@ -189,6 +189,12 @@ def test_stochastic_rounding_without_a_key_is_refused_where_it_would_round() -> 
         jax.vjp(lambda a, b: function(a, b, None, None, None), a, b)
 
 
+def test_forward_mode_is_an_error_of_jax() -> None:
+    function, a, b, _ = multiply(Gradients(rounding="nearest"))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda a, b: function(a, b, None, None, None), (a, b), (a, b))
+
+
 @pytest.mark.parametrize("place", ["cotangent", "operand"])
 def test_a_nan_makes_the_gradients_nan(place: str) -> None:
     function, a, b, g = multiply(Gradients(rounding="nearest"))
