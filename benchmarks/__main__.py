@@ -169,7 +169,6 @@ NAMES = {
 PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "primitive": _timed("primitive", primitive.primitive, NAMES["primitive"]),
     "steps": _timed("steps", steps.steps, NAMES["steps"], alone=True),
-    "gradients": _timed("gradients", steps.gradients, NAMES["gradients"], alone=True),
     "speed": _timed("speed", speed.speed, NAMES["speed"], alone=True),
     "kernels": _timed("kernels", kernels.kernels, NAMES["kernels"]),
     "native": _timed("native", native.native, NAMES["native"]),
@@ -181,6 +180,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "processes": _processes,
     "growth": _growth,
     "depth": _depth,
+    "gradients": _timed("gradients", steps.gradients, NAMES["gradients"], alone=True),
     "accelerator": _accelerator,
 }
 ASKED = ("gradients", "scaling", "processes", "growth", "depth", "accelerator")

@@ -196,14 +196,15 @@ def bias(depth: int, rounding: Any, keys: int, bits: int = 8) -> tuple[float, fl
 
 def stalled(rounding: Any, steps: int = 400) -> float:
     """How far a weight whose gradient is a thousandth of another one's comes on its way from 1 to 0."""
-    how, w = qjax.Gradients(rounding=rounding), np.ones(1, np.float32)
-    key = jax.random.key(0)
-    for index in range(steps):
-        g = jnp.asarray([100.0, 0.1 * float(w[0])])
+    how, key = qjax.Gradients(rounding=rounding), jax.random.key(0)
+
+    def step(w: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
         words = key_words(jax.random.fold_in(key, index)) if how.stochastic else None
-        coded = encode(g, (0,), how, words)
-        w = w - 0.1 * np.asarray(coded.digits[0].astype(jnp.float32) * coded.scale)[1:]
-    return float(1 - w[0])
+        coded = encode(jnp.stack([jnp.float32(100), jnp.float32(0.1) * w]), (0,), how, words)
+        return w - jnp.float32(0.1) * coded.digits[0][1].astype(jnp.float32) * coded.scale[0], None
+
+    end, _ = jax.lax.scan(step, jnp.float32(1), jnp.arange(steps))
+    return float(1 - end)
 
 
 def study(keys: int) -> Grid:
