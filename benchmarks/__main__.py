@@ -1,7 +1,8 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`scaling` (against batch, width and depth), `processes` (against the number of processes), `growth` (against the number
-of nodes), `depth` (first calls of deep encoders) and `accelerator` (on a GPU or TPU) run only where they are named.
+`gradients` (steps whose backward pass is in integers), `scaling` (against batch, width and depth), `processes` (against
+the number of processes), `growth` (against the number of nodes), `depth` (first calls of deep encoders) and
+`accelerator` (on a GPU or TPU) run only where they are named.
 `--docs docs` writes what each part found onto its page, when the part is done. Close what else runs: ratios of paired
 runs survive a busy machine, times do not. Exit code 1: codes differ where they must not.
 """
@@ -152,6 +153,7 @@ def _depth(args: argparse.Namespace) -> Found:
 NAMES = {
     "primitive": primitive.NAMES,
     "steps": tuple(steps.MODELS),
+    "gradients": tuple(steps.MODELS),
     "speed": tuple(speed.NETWORKS),
     "kernels": kernels.NAMES,
     "native": native.NETWORKS,
@@ -178,15 +180,21 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "processes": _processes,
     "growth": _growth,
     "depth": _depth,
+    "gradients": _timed("gradients", steps.gradients, NAMES["gradients"], alone=True),
     "accelerator": _accelerator,
 }
-ASKED = ("scaling", "processes", "growth", "depth", "accelerator")
+ASKED = ("gradients", "scaling", "processes", "growth", "depth", "accelerator")
 """Those that run only where they are named."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last five")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"{', '.join(PARTS)}; none: all but those that run only where they are named",
+    )
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--wait", type=float, default=accelerator.WAIT, help="seconds to compile for an accelerator")

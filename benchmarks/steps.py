@@ -2,7 +2,7 @@
 
 Weights per channel, activations per tensor and asymmetric, all scales learned (LSQ); also with scales that are
 constants, and with `qjax.Dynamic`, which is nearest to what the other libraries do. Plain SGD, so that the step is the
-forward and the backward. `python -m benchmarks steps`.
+forward and the backward. `python -m benchmarks steps`. With gradients in integers: `python -m benchmarks gradients`.
 """
 
 import dataclasses
@@ -62,6 +62,10 @@ DYNAMIC = dataclasses.replace(RECIPE, overrides={".*": qjax.Dynamic()})
 quantizes products of two activations as well, aqtp, as it is set up here, those of `nnx.Linear` only.)"""
 
 
+GRADIENTS = {"stochastic": qjax.Gradients(), "nearest": qjax.Gradients(rounding="nearest")}
+"""How 8-bit gradients are rounded."""
+
+
 @dataclasses.dataclass
 class Step:
     """A compiled training step that goes on from where it left; seconds: of the processor, to trace and compile it."""
@@ -84,7 +88,7 @@ class Step:
 Run = Callable[[Any, Any], Any]
 
 
-def lowered_step(model: Any, x: jax.Array, forward: Run = lambda model, x: model(x)) -> tuple[Any, Any]:
+def lowered_step(model: Any, x: Any, forward: Run = lambda model, x: model(x)) -> tuple[Any, Any]:
     """Forward, backward and SGD, lowered for the state that is returned, too; that state may be given away."""
     model.train()
     graphdef, state = nnx.split((model, nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)))
@@ -99,11 +103,37 @@ def lowered_step(model: Any, x: jax.Array, forward: Run = lambda model, x: model
     return step.lower(copy, x), copy
 
 
-def step_of(model: Any, x: jax.Array, forward: Run = lambda model, x: model(x)) -> Step:
+def step_of(model: Any, x: Any, forward: Run = lambda model, x: model(x)) -> Step:
     """The same, compiled."""
     start = time.process_time()
     lowered, state = lowered_step(model, x, forward)
     return Step(lowered.compile(), state, x, time.process_time() - start)
+
+
+def gradients(seconds: float, names: Collection[str]) -> list[Result]:
+    """Steps whose backward pass is in floats and in integers / the float step; names: some of `MODELS`."""
+    found: list[Result] = []
+
+    def keyed(model: Any, given: tuple[jax.Array, jax.Array]) -> Any:
+        with qjax.training.gradient_key(given[1]):
+            return model(given[0])
+
+    for name, (make, shape) in MODELS.items():
+        if name not in names:
+            continue
+        x = jax.random.normal(jax.random.key(1), shape)
+        reference = step_of(make(nnx.Rngs(0)), x)
+        ways: dict[str, qjax.Gradients | None] = {"gradients in float": None}
+        ways |= {f"8-bit gradients, {rounding}": how for rounding, how in GRADIENTS.items()}
+        for way, how in ways.items():
+            qmodel = qjax.quantize(make(nnx.Rngs(0)), dataclasses.replace(RECIPE, gradients=how), x[:2])
+            qjax.calibrate(qmodel, [x])
+            subject = step_of(qmodel, (x, jax.random.key(2)), keyed)
+            result = paired(f"{name}, batch {shape[0]}: {way} / float", subject, reference, seconds=seconds, least=5)
+            found.append(result)
+            memory = f"{subject.megabytes:.0f} / {reference.megabytes:.0f} MB of temporary arrays"
+            print(f"{result.name}: {result.ratio:.2f}, {memory}", flush=True)
+    return found
 
 
 def steps(seconds: float, names: Collection[str]) -> list[Result]:

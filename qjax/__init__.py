@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
     from qjax.numerics.token_probabilities import log_probs, sample
-    from qjax.recipe.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
+    from qjax.recipe.recipe import FLOAT, Dynamic, Gradients, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
     from qjax.support.compilation_cache import cache_compilations
@@ -54,6 +54,7 @@ __all__ = [
     "Budget",
     "ConversionError",
     "Dynamic",
+    "Gradients",
     "IntegerGraph",
     "Override",
     "QParams",
@@ -131,7 +132,7 @@ _HOMES = {
     "support.progress": ("show_progress",),
     "model.quantized_model": ("QuantizedModel",),
     "model.quantizer_numbers": ("QuantParam", "QuantStat"),
-    "recipe.recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
+    "recipe.recipe": ("FLOAT", "Dynamic", "Gradients", "Override", "Recipe", "WeightFormat", "integers"),
     "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),
     "contrib.importers": ("read",),

@@ -15,6 +15,7 @@ from qjax.layers import Traced
 from qjax.model.quantized_model import Plan
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
+from qjax.ops.facts import ProductFacts
 from qjax.recipe.keys import ancestors, can_scale_rows
 from qjax.recipe.override import Override, in_floats, setting_of
 from qjax.recipe.recipe import Recipe, name_of
@@ -83,6 +84,40 @@ class Fit:
             f"(see qjax.QSpec). So these weights have other scales: {_join_names([text for _, text in missing])}. "
             "Where that is too coarse, give them a spec of their own in overrides: one of 8 bits or of another "
             f"group_size{rows}."
+        )
+
+    def float_backward(self) -> str:
+        """List the products whose backward pass stays in floats although the recipe has `gradients`; "" for none.
+
+        Raises:
+          ValueError: no product has an integer backward pass, so `gradients` would have no effect.
+        """
+        if self.recipe.gradients is None:
+            return ""
+        names = {key: place.name for key, place in self.annotation.weights.items()}
+        covered, left = list[str](), [f"{product.name!r} (quantized at run time)" for product in self.plan.products]
+        for eqn, (op, _) in self.annotation.ops.items():
+            if not isinstance(op, ProductFacts):
+                continue
+            name = next((names[eqn, i] for i in range(len(eqn.inputs)) if (eqn, i) in names), f"{eqn.scope}/{op.name}")
+            grouped = name in self.quantizers and self.quantizers[name].spec.group_size is not None
+            if op.has_integer_backward(eqn) and not grouped:
+                covered.append(name)
+            else:
+                left.append(f"{name!r} ({'groups of scales' if grouped else op.name})")
+        if not covered:
+            refuse(
+                [
+                    "quantize: Recipe(gradients=...) rounds the gradients of matrix products and convolutions without "
+                    f"groups, and this model has none in integers{': ' if left else ''}{_join_names(left)}. Leave "
+                    "gradients out."
+                ]
+            )
+        if not left:
+            return ""
+        return (
+            "quantize: Recipe(gradients=...) rounds the gradients of matrix products and convolutions without groups. "
+            f"The backward pass of others stays in floats: {_join_names(list(dict.fromkeys(left)))}."
         )
 
     # ------------------------------------------------------------------ settings that nothing uses

@@ -53,7 +53,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
       progress: whether to show progress on stderr; None shows it on a terminal only (`qjax.show_progress`).
 
     Raises:
-      ValueError: an override matches nothing, or tensors cannot have the specs; the message lists all of them.
+      ValueError: an override matches nothing, or tensors cannot have the specs; the message lists all of them. Or the
+        recipe has `gradients`, and the model has no product whose backward pass has an integer form.
       ProfileError: the recipe names a device whose rules the model breaks; the message lists all of them.
 
     One warning lists the settings of the recipe that no tensor uses, another one the weights whose groups differ from
@@ -141,7 +142,7 @@ def quantize_derived(
     )
     if judged:
         fit = Fit(recipe, types, annotation, places, quantizers, plan, edges, bool(traced.adapters))
-        for text in (fit.other_groups(), fit.unused(), float_steps(traced, annotation, plan)):
+        for text in (fit.other_groups(), fit.unused(), fit.float_backward(), float_steps(traced, annotation, plan)):
             if text:
                 warnings.warn(text, stacklevel=users_level())
     qmodel = with_plan(instrumented, plan)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from flax import nnx
 
 from qjax.layers import Traced, write_state
+from qjax.numerics.gradient_codes import Gradients
+from qjax.ops.backward import of_step
 from qjax.tracing import Annotation, Evaluation, Params, Place, Quantizer, Recorder, Taps
 
 OWN: Literal["own"] = "own"
@@ -41,7 +43,7 @@ class Call:
         call.evaluate(record=lambda place, x, quantized: jnp.max(x)).recorded   # label -> the tensor's maximum
 
     traced: the program, the names of its inputs, and their arrays. annotation: which operation each equation is, and
-    which tensors have which quantizer. Do not change either of them.
+    which tensors have which quantizer. gradients: see `Recipe`. Do not change any of them.
     """
 
     traced: Traced
@@ -50,6 +52,7 @@ class Call:
     _shared: frozenset[str]
     _quantize: Quantizer
     _params: Callable[[], Params]
+    gradients: Gradients | None = None
 
     @property
     def places(self) -> Mapping[str, Place]:
@@ -100,7 +103,8 @@ class Call:
             chosen = self._restrict(chosen, frozenset(only))
         run = evaluation(self.annotation, chosen, record, self._shared, averages=averages)
         params = self._params() if params is None else params
-        values, recorded = run.run(self.traced.program, self.traced.args, params)
+        with of_step(self.gradients):
+            values, recorded = run.run(self.traced.program, self.traced.args, params)
         return Evaluated(self.traced.outputs(values), recorded, values)
 
     def write(self, evaluated: Evaluated) -> None:

@@ -1,5 +1,6 @@
 """Compiles a call that is made outside of any trace, so that one program runs instead of hundreds."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,8 @@ def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
 def _outputs(definition: Definition, state: Any, arrays: Any, rest: Any) -> tuple[Any, Any]:
     args, kwargs = join_arguments(arrays, rest)
     call: Call = nnx.merge(definition.graphdef, state).trace(*args, **kwargs)
-    evaluated = call.evaluate()
+    # nothing differentiates this program, so a key around it is not its constant
+    evaluated = dataclasses.replace(call, gradients=None).evaluate()
     return evaluated.output, call.traced.new_state(evaluated.values)
 
 

@@ -24,6 +24,7 @@ from qjax.model.fingerprint import compare, fingerprint, rows
 from qjax.model.quantizer_numbers import QuantizerNumbers
 from qjax.model.summary import quantizer_table
 from qjax.numerics.affine import QParams
+from qjax.numerics.gradient_codes import Gradients
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.meshes import automatic, explicit_mesh
 from qjax.numerics.qspec import QSpec
@@ -100,8 +101,8 @@ class Plan:
     dynamic: modules whose products find scales at run time or use a weight format, and exceptions within them (None).
     integers: the ranges of the integers of which the model computes functions. by_row: the quantizers of tables with
     a scale per row. adapters: see `Recipe`; "merged" means that they are zero and left out. profile: the name of the
-    device, or None. products: the products that `dynamic` covers. blind: the quantizers that were calibrated on a
-    single number.
+    device, or None. products: the products that `dynamic` covers. gradients: see `Recipe`. blind: the quantizers that
+    were calibrated on a single number.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -117,6 +118,7 @@ class Plan:
     profile: str | None = None
     blind: tuple[Blind, ...] = ()
     products: tuple[Product, ...] = ()
+    gradients: Gradients | None = None
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -277,6 +279,7 @@ def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
         dynamic=dynamic,
         adapters=recipe.adapters,
         profile=profile,
+        gradients=recipe.gradients,
     )
 
 
@@ -382,7 +385,8 @@ class QuantizedModel(nnx.Module):
         traced, annotation = self.plan.read(trace(self.model, args, kwargs, self.plan.expected))
         self.plan.check_known(annotation)
         self.plan.check_integers(traced)
-        return Call(traced, annotation, self.model, self.plan.shared, self._quantize, self.quantizer_values)
+        plan = self.plan
+        return Call(traced, annotation, self.model, plan.shared, self._quantize, self.quantizer_values, plan.gradients)
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
         """name -> the arrays that a quantizer works with, where learned log-scales are converted to scales."""

@@ -75,6 +75,20 @@ def finished_on_cpu(x: jax.Array) -> jax.Array:
 
 
 @traced_once()
+def laid_out_on_cpu(x: jax.Array) -> jax.Array:
+    """`finished_on_cpu`, with the elements in memory in the order of x's axes.
+
+    XLA represents a transposed array by another order in memory if it can. Its int8 products are fast only in the order
+    of the axes.
+    """
+
+    def in_order(x: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
+
+    return jax.lax.platform_dependent(x, cpu=in_order, default=lambda x: x)
+
+
+@traced_once()
 def computed_once_on_cpu(alive: jax.Array, value: jax.Array) -> jax.Array:
     """`computed_once` if a program is compiled for the CPU, and the plain value elsewhere.
 

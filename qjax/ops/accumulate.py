@@ -105,6 +105,23 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
     return lax.platform_dependent(x, cpu=multiplied, default=reduced)
 
 
+def corrected(acc: jax.Array, x: jax.Array, w: jax.Array, z_x: Any, z_w: Any, numbers: Any) -> jax.Array:
+    """sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w, from acc = sum x w; a zero of None is 0."""
+    (lc, rc), (lb, rb) = numbers
+    batch = len(lb)
+    if z_w is not None:
+        x_sum = sums(x, lc, lb)
+        x_sum = x_sum.reshape((*x_sum.shape, *(1,) * (acc.ndim - x_sum.ndim)))
+        acc = acc - z_w * jnp.broadcast_to(x_sum, acc.shape)
+    if z_x is not None:
+        w_sum = sums(w, rc, rb)
+        w_sum = w_sum.reshape((*w_sum.shape[:batch], *(1,) * (acc.ndim - w_sum.ndim), *w_sum.shape[batch:]))
+        acc = acc - z_x * jnp.broadcast_to(w_sum, acc.shape)
+    if z_x is not None and z_w is not None:
+        acc = acc + math.prod(x.shape[axis] for axis in lc) * z_x * z_w
+    return acc
+
+
 def _whole_words(x: jax.Array, w: jax.Array, numbers: Any) -> tuple[jax.Array, jax.Array]:
     """The operands with zeros at the end of the last summed axis, so that a sum has a multiple of `WORD` products."""
     summed = numbers[0]

@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.fence import finished_on_cpu, laid_out_on_cpu
 from qjax.numerics.rules import Product as RuleProduct
 from qjax.ops import accumulate, accumulator_bounds, convolution, narrow_accumulator, products, windows
+from qjax.ops.backward import Half
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish_weighted
@@ -65,6 +68,9 @@ class Conv(ProductFacts, Op):
             tuple((low, high) for low, high in attributes["padding"]),
             tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
         )
+
+    def has_integer_backward(self, eqn: Equation) -> bool:
+        return eqn.params["feature_group_count"] == 1
 
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         return convolution.count_products(attributes, inputs[0], kernel)
@@ -136,7 +142,8 @@ class Conv(ProductFacts, Op):
         axes = attributes["rhs_layout"][1:], ()
         apart = [(attributes["out_layout"][0], attributes["lhs_layout"][0])], ()
         own = integers if whole else None
-        acc = matmul_codes(x, w, axes, self.product(eqn), eqn, own, apart=apart, transforms=True)
+        halves = halves_of(attributes, x.shape, w.shape) if self.has_integer_backward(eqn) else None
+        acc = matmul_codes(x, w, axes, self.product(eqn), eqn, own, apart=apart, transforms=True, halves=halves)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
@@ -201,6 +208,79 @@ class Conv(ProductFacts, Op):
         return narrow_accumulator.Rows(
             columns.reshape(-1, *columns.shape[2:]), weights.reshape(-1, *weights.shape[2:]), restore, outside
         )
+
+
+def halves_of(attributes: Attributes, x: Sequence[int], w: Sequence[int]) -> tuple[Half, Half]:
+    """The backward pass of a convolution without groups; x and w are shapes."""
+    lhs, rhs, out = layout_of(attributes)
+    batch_features = (out[0], *out[2:]), (out[1],)
+    rank = len(x)
+    window = math.prod(w[axis] for axis in rhs[2:])
+
+    def of_input(g: jax.Array, kernel: jax.Array, zero: jax.Array | None) -> jax.Array:
+        """The convolution of g, spread out by the strides, with the flipped kernel."""
+        kernel = jnp.swapaxes(lax.rev(kernel, tuple(rhs[2:])), rhs[0], rhs[1])
+        kernel = laid_out_on_cpu(jnp.transpose(kernel, (*rhs[2:], rhs[1], rhs[0])))
+        config = [(0, 0, 0)] * rank
+        for i, (low, _) in enumerate(attributes["padding"]):
+            stride, dilation = attributes["strides"][i], attributes["lhs_dilation"][i]
+            reach = (w[rhs[2 + i]] - 1) * attributes["rhs_dilation"][i]
+            size = (x[lhs[2 + i]] - 1) * dilation + 1
+            before = reach - low
+            after = size + reach - ((g.shape[out[2 + i]] - 1) * stride + 1) - before
+            config[out[2 + i]] = (before, after, stride - 1)
+        last = tuple(range(1, rank - 1))
+        numbers = (0, rank - 1, *last), (rank - 1, rank - 2, *range(rank - 2)), lhs
+        spread_out = jnp.transpose(lax.pad(g, np.int8(0), config), (out[0], *out[2:], out[1]))
+        strides, dilation = attributes["lhs_dilation"], attributes["rhs_dilation"]
+        return convolution.conv(
+            finished_on_cpu(spread_out), kernel, strides=strides, rhs_dilation=dilation, groups=1, layout=numbers
+        )
+
+    def of_kernel(g: jax.Array, x: jax.Array, zero: jax.Array | None) -> jax.Array:
+        """For each position of the window, the product of the input there, one row for each channel, with g."""
+        fill = jnp.zeros((), jnp.int32) if zero is None else zero
+        # The batch comes last, because slices of whole runs in memory are fast.
+        x = jnp.transpose(padded(x, fill.astype(jnp.int8), attributes), (lhs[1], *lhs[2:], lhs[0]))
+        g = laid_out_on_cpu(jnp.transpose(g, (*out[2:], out[0], out[1])))
+        sizes = (1, *(w[axis] for axis in rhs[2:]), 1)
+        steps = (1, *attributes["strides"], 1), (1, *attributes["rhs_dilation"], 1)
+        taps = accumulate.taps(laid_out_on_cpu(x), sizes, *steps)
+        rows = finished_on_cpu(jnp.stack(taps))
+        numbers = (tuple(range(2, rank + 1)), tuple(range(rank - 1))), ((), ())
+        acc = accumulate.corrected(accumulate.dot(rows, g, numbers), rows, g, zero, None, numbers)
+        acc = acc.reshape(*(w[axis] for axis in rhs[2:]), *acc.shape[1:])
+        order = [0] * rank
+        for source, target in enumerate((*rhs[2:], rhs[1], rhs[0])):
+            order[target] = source
+        return jnp.transpose(acc, order)
+
+    def at(vector: jax.Array, axis: int) -> jax.Array:
+        return jax.lax.expand_dims(vector.reshape(-1), [i for i in range(rank) if i != axis])
+
+    def of_input_scales(of_g: jax.Array, of_kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return at(of_g, lhs[0]), at(of_kernel, lhs[1])
+
+    def of_kernel_scales(of_g: jax.Array, of_x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return at(of_g, rhs[0]), at(of_x, rhs[1])
+
+    return (
+        Half(
+            of_input,
+            ((out[1], *out[2:]), (rhs[0], *rhs[2:])),
+            ((out[1], rhs[0]),),
+            lambda g, _: g[out[1]] * window,
+            of_input_scales,
+            takes_zero=False,
+        ),
+        Half(
+            of_kernel,
+            ((out[0], *out[2:]), (lhs[0], *lhs[2:])),
+            ((out[0], lhs[0]),),
+            lambda g, _: math.prod(g[axis] for axis in batch_features[0]),
+            of_kernel_scales,
+        ),
+    )
 
 
 def layout_of(attributes: Attributes) -> convolution.Layout:

@@ -11,9 +11,11 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.fence import laid_out_on_cpu
 from qjax.numerics.rules import Product as RuleProduct
 from qjax.numerics.softfloat import Real
 from qjax.ops import accumulate, accumulator_bounds, grouped_dot, narrow_accumulator, products
+from qjax.ops.backward import Half
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -83,6 +85,9 @@ class Dot(ProductFacts, Op):
         depth = math.prod(shape[axis] for axis in summed)
         return RuleProduct(depth, math.prod(shape) // depth)
 
+    def has_integer_backward(self, eqn: Equation) -> bool:
+        return True
+
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         weight = attributes["weight"]
         lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
@@ -139,11 +144,13 @@ class Dot(ProductFacts, Op):
         numbers = eqn.params["dimension_numbers"]
 
         def integers(a: jax.Array, b: jax.Array, zero_a: jax.Array | None, zero_b: jax.Array | None) -> jax.Array:
-            return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
+            return accumulate.corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
         left, right = self.channels(eqn, 0), self.channels(eqn, 1)
         apart = left, right[: len(numbers[1][1])]
-        acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn, integers, apart=apart)
+        ranks = len(x.shape), len(w.shape)
+        halves = half_of(numbers, ranks, 0), half_of(numbers, ranks, 1)
+        acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn, integers, apart=apart, halves=halves)
         scale = _in_result(x, left, acc.ndim) * _in_result(w, right, acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0], rounded=any(eqn.fixed))]
 
@@ -233,25 +240,50 @@ def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: 
     z_x = constants["zero_point0"] - accumulate.signed_offset(x.dtype.name)
     z_w = constants["zero_point1"] - accumulate.signed_offset(w.dtype.name)
     x, w = accumulate.signed(x), accumulate.signed(w)
-    acc = _corrected(accumulate.dot(x, w, numbers), x, w, z_x, z_w, numbers)
+    acc = accumulate.corrected(accumulate.dot(x, w, numbers), x, w, z_x, z_w, numbers)
     return acc if attributes["permutation"] is None else jnp.transpose(acc, attributes["permutation"])
 
 
-def _corrected(acc: jax.Array, x: jax.Array, w: jax.Array, z_x: Any, z_w: Any, numbers: Any) -> jax.Array:
-    """sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w, from acc = sum x w; a zero of None is 0."""
-    (lc, rc), (lb, rb) = numbers
-    batch = len(lb)
-    if z_w is not None:
-        x_sum = accumulate.sums(x, lc, lb)
-        x_sum = x_sum.reshape((*x_sum.shape, *(1,) * (acc.ndim - x_sum.ndim)))
-        acc = acc - z_w * jnp.broadcast_to(x_sum, acc.shape)
-    if z_x is not None:
-        w_sum = accumulate.sums(w, rc, rb)
-        w_sum = w_sum.reshape((*w_sum.shape[:batch], *(1,) * (acc.ndim - w_sum.ndim), *w_sum.shape[batch:]))
-        acc = acc - z_x * jnp.broadcast_to(w_sum, acc.shape)
-    if z_x is not None and z_w is not None:
-        acc = acc + math.prod(x.shape[axis] for axis in lc) * z_x * z_w
-    return acc
+def half_of(numbers: Any, ranks: tuple[int, int], index: int) -> Half:
+    """The gradient of operand `index`: over the batch axes, the cotangent times the other operand."""
+    contracting, batch = numbers
+    other, first = 1 - index, len(batch[0])
+    free = [[a for a in range(ranks[i]) if a not in contracting[i] and a not in batch[i]] for i in (0, 1)]
+    start = first, first + len(free[0])
+    summed = tuple(range(start[other], start[other] + len(free[other])))
+    # the summed axes of the forward, in the order in which the other operand has them
+    order = sorted(range(len(contracting[other])), key=lambda i: contracting[other][i])
+    shared = [contracting[other][i] for i in order]
+    back = [contracting[index][i] for i in order]
+    axes = [*batch[index], *free[index], *back] if index == 0 else [*batch[index], *back, *free[index]]
+    permutation = [axes.index(axis) for axis in range(ranks[index])]
+
+    def product(g: jax.Array, x: jax.Array, zero: jax.Array | None) -> jax.Array:
+        batches = tuple(range(first))
+        if index == 0:
+            own = (summed, tuple(free[other])), (batches, tuple(batch[other]))
+            acc = accumulate.corrected(accumulate.dot(g, x, own), g, x, None, zero, own)
+        else:
+            # XLA has no fast int8 product on the CPU whose first operand is summed along its first axis
+            x = laid_out_on_cpu(jnp.transpose(x, (*batch[other], *shared, *free[other])))
+            own = (tuple(range(first + len(shared), x.ndim)), summed), (batches, batches)
+            acc = accumulate.corrected(accumulate.dot(x, g, own), x, g, zero, None, own)
+        return jnp.transpose(acc, permutation)
+
+    def spread(of_g: jax.Array, of_x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        of_g = jnp.squeeze(of_g, summed)
+        of_x = jnp.transpose(of_x, (*batch[other], *shared, *free[other]))
+        of_x = jnp.squeeze(of_x, tuple(range(first + len(shared), of_x.ndim)))
+        inside = tuple(range(first, first + len(free[index] if index == 0 else shared)))
+        behind = tuple(range(ranks[index] - len(shared if index == 0 else free[index]), ranks[index]))
+        grown = (behind, inside) if index == 0 else (inside, behind)
+        both = jnp.expand_dims(of_g, grown[0]), jnp.expand_dims(of_x, grown[1])
+        return jnp.transpose(both[0], permutation), jnp.transpose(both[1], permutation)
+
+    def terms(g: Sequence[int], x: Sequence[int]) -> int:
+        return math.prod(g[axis] for axis in summed)
+
+    return Half(product, (summed, tuple(free[other])), tuple(zip(summed, free[other], strict=True)), terms, spread)
 
 
 def _in_result(value: Quantized, channels: list[list[int]], rank: int) -> jax.Array:

@@ -32,7 +32,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from qjax.numerics.fence import finished_on_cpu
-from qjax.ops import products
+from qjax.numerics.meshes import varying_alike
+from qjax.ops import backward, products
 from qjax.ops.base import Equation, Quantized
 from qjax.ops.recomputed import is_recomputed
 
@@ -77,6 +78,7 @@ def matmul_codes(
     apart: Sequence[Sequence[Sequence[int]]] = ((), ()),
     transforms: bool = False,
     groups: Sequence[jax.Array] = (),
+    halves: tuple[backward.Half, backward.Half] | None = None,
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
 
@@ -93,6 +95,7 @@ def matmul_codes(
         other axes the search for it is a sum, on several devices over all of them.
       transforms: whether accelerators may transform the operands of float32 products, so that sums are not exact.
       groups: integers that choose which rows meet, which `product` and `integers` take as their last operands.
+      halves: the products of the backward pass, for one in integers (`ops.backward`); None if there are none.
     """
     summed = math.prod(w.shape[axis] for axis in axes[0])
     reach = largest_code(x) * summed
@@ -124,6 +127,10 @@ def matmul_codes(
     along = _in_float32(product, own.params["precision"] if narrow else needed)
     if narrow and own.in_dtypes[0] == jnp.bfloat16:
         along = _by_platform(along, _in_bfloat16(product, jnp.bfloat16, own.params["precision"]))
+    step = backward.current()
+    if step is not None and halves is not None:
+        of_stored = None if integers is None or not in_bytes else _of_stored(integers, apart)
+        return _with_integer_backward(x, w, exact, of_stored, apart, halves, step)
     tangent = _of_bytes(along) if in_bytes and not is_recomputed() else _of_floats(along)
 
     @jax.custom_jvp
@@ -136,6 +143,45 @@ def matmul_codes(
 
     acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros, *groups)
     return checkpoint_name(acc, ACCUMULATOR)
+
+
+def _with_integer_backward(
+    x: Quantized,
+    w: Quantized,
+    exact: _Multiply,
+    bytes_on_cpu: _Multiply | None,
+    apart: Sequence[Sequence[Sequence[int]]],
+    halves: tuple[backward.Half, backward.Half],
+    step: backward.Current,
+) -> jax.Array:
+    """`matmul_codes` with int8 codes for its backward pass; operands whose codes do not fit are quantized for it.
+
+    bytes_on_cpu: the forward on the CPU, from the int8 codes that the backward pass reads as well.
+    """
+    zeros = tuple(_code_of_zero(v) if _narrow(v) else None for v in (x, w))
+    takes = halves[1].takes_zero, halves[0].takes_zero
+    narrow = [_narrow(v) and (zero is None or take) for v, zero, take in zip((x, w), zeros, takes, strict=True)]
+    reach = [largest_code(v) if fits else None for v, fits in zip((x, w), narrow, strict=True)]
+
+    def forward(a: jax.Array, b: jax.Array, *zeros: Any) -> tuple[jax.Array, Any]:
+        kept = [
+            finished_on_cpu(_stored(v, zero) if fits else v)
+            for v, zero, fits in zip((a, b), zeros, narrow, strict=True)
+        ]
+
+        def elsewhere(a: jax.Array, b: jax.Array, kept: Any, *zeros: Any) -> jax.Array:
+            return exact(a, b, *zeros).astype(jnp.float32)
+
+        if bytes_on_cpu is None or not all(narrow):
+            acc = elsewhere(a, b, kept, *zeros)
+        else:
+            acc = lax.platform_dependent(a, b, kept, *zeros, cpu=bytes_on_cpu, default=elsewhere)
+        lost = jnp.any(_has_nan(a, apart[0], acc.ndim)) | jnp.any(_has_nan(b, apart[1], acc.ndim))
+        return acc, (*kept, lost)
+
+    multiply = backward.differentiable(forward, halves, step.how, (reach[0], reach[1]))
+    a, b = varying_alike([x.codes.astype(jnp.float32), w.codes.astype(jnp.float32)])
+    return checkpoint_name(multiply(a, b, step.words, *zeros), ACCUMULATOR)
 
 
 def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multiply) -> _Multiply:
@@ -212,9 +258,20 @@ def _by_platform(on_cpu: _Multiply, elsewhere: _Multiply) -> _Multiply:
 
 
 def _in_int8(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _Multiply:
+    multiply = _of_stored(integers, apart)
+
     def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any, *groups: Any) -> jax.Array:
-        a8, b8 = (finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
-        acc = integers(a8, b8, zero_a, zero_b, *groups).astype(jnp.float32)
+        stored = tuple(finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
+        return multiply(a, b, stored, zero_a, zero_b, *groups)
+
+    return exact
+
+
+def _of_stored(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _Multiply:
+    """`_in_int8` of codes that are int8 already; the float codes are read for their NaNs."""
+
+    def exact(a: jax.Array, b: jax.Array, stored: Any, zero_a: Any, zero_b: Any, *groups: Any) -> jax.Array:
+        acc = integers(*stored, zero_a, zero_b, *groups).astype(jnp.float32)
         # int8 has no NaN, but a training run must see its NaNs
         lost = _has_nan(a, apart[0], acc.ndim) | _has_nan(b, apart[1], acc.ndim)
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))

@@ -99,6 +99,10 @@ class Facts(abc.ABC):
         """
         return True
 
+    def has_integer_backward(self, eqn: Any) -> bool:
+        """Whether the products of the backward pass of an equation can multiply integers, see `ops.backward`."""
+        return False
+
     def may_negate(self, attributes: Attributes) -> bool:
         """CHAIN: whether the step may multiply by a negative number, which changes the sign of a folded weight."""
         return True

@@ -10,6 +10,7 @@ from qjax.assign import int16_limits
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
 from qjax.numerics.affine import QSpec
+from qjax.numerics.gradient_codes import Gradients as Gradients
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat as WeightFormat
 from qjax.ops import dynamic, formulas
@@ -107,6 +108,8 @@ class Recipe:
         is an error here. Parts of the model that the device does not support are an error of `quantize`, `convert` and
         `graph.emit`. "llama_cpp_q4_0", "llama_cpp_q8_0" and their like stand for overrides, which come before those
         that are given: products on the grid and in the arithmetic of llama.cpp, see `qjax.Dynamic`.
+      gradients: how the backward pass rounds gradients, so that its matrix products and convolutions multiply integers
+        as well, see `Gradients`. None: the backward pass is in floats. It changes neither the forward nor the graph.
 
     Examples:
       >>> import qjax
@@ -134,6 +137,7 @@ class Recipe:
     integers: Sequence[Integers] = ()
     adapters: AdapterMode = "beside"
     profile: str | Profile | None = None
+    gradients: Gradients | None = None
 
     def __post_init__(self) -> None:
         own = None if self.profile is None else profiles().overrides_of(self.profile)
@@ -170,6 +174,11 @@ class Recipe:
             calibration.get(self.observer)
         if isinstance(self.integers, Integers) or not all(isinstance(known, Integers) for known in self.integers):
             raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
+        if self.gradients is not None and not isinstance(self.gradients, Gradients):
+            raise TypeError(
+                f"Recipe: gradients: expected a qjax.Gradients or None, got {self.gradients!r}. Use "
+                "gradients=qjax.Gradients(bits=8)."
+            )
         if type(self.reduce_range) is not bool:
             raise TypeError(f"Recipe: reduce_range: expected True or False, got {self.reduce_range!r}.")
         for name in ("output_bits", "first_last_bits", "other_bits"):

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
 from qjax.numerics.meshes import WHOLE, in_automatic, placed_as, varying_alike, varying_as
-from qjax.ops import Deferred, Pending, Quantized, real
+from qjax.ops import Deferred, Pending, Quantized, backward, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.float_bias import with_bias_of
 from qjax.ops.recomputed import recomputed
@@ -66,11 +66,14 @@ class Evaluation:
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate the program; returns the outputs as real arrays, and what was recorded."""
 
-        def evaluate(args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
-            outputs, taps = self._program(program, args, params)
+        def evaluate(args: Sequence[Any], params: Params, words: Any) -> tuple[list[Any], Taps]:
+            with backward.with_words(words):
+                outputs, taps = self._program(program, args, params)
             return varying_as([real(x) for x in outputs], [value.kind for value in program.outputs]), taps
 
-        return in_automatic(evaluate, (list(args), dict(params)), lambda found: self._specs(program, *found))
+        step = backward.current()
+        words = None if step is None else step.words
+        return in_automatic(evaluate, (list(args), dict(params), words), lambda found: self._specs(program, *found))
 
     def _specs(self, program: Program, _: list[Any], taps: Taps) -> Any:
         """How outputs and records are sharded; a record with the shape of its tensor is sharded like the tensor."""
@@ -94,7 +97,7 @@ class Evaluation:
         forks = program.forks
         for value, arg in zip(program.inputs, args, strict=True):
             env[value] = self._observed(value, arg, params, taps)
-        for eqn in program.equations:
+        for position, eqn in enumerate(program.equations):
             inputs = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
             for index in range(len(inputs)):
                 place = self.annotation.weights.get((eqn, index))
@@ -103,12 +106,13 @@ class Evaluation:
                 elif place is not None:
                     x = inputs[index]
                     inputs[index] = _placed(self._at(place, x, params, taps), eqn.inputs[index])
-            if eqn.body is None:
-                outputs = self._equation(eqn, inputs)
-            elif eqn.is_scan:
-                outputs = self._scan(eqn, eqn.body, inputs, params, taps, known)
-            else:
-                outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)
+            with backward.numbered(position):
+                if eqn.body is None:
+                    outputs = self._equation(eqn, inputs)
+                elif eqn.is_scan:
+                    outputs = self._scan(eqn, eqn.body, inputs, params, taps, known)
+                else:
+                    outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)
             for value, output in zip(eqn.outputs, outputs, strict=True):
                 found = self._observed(value, _placed(output, value), params, taps)
                 joined = self.annotation.joined.get(value)
@@ -210,11 +214,13 @@ class Evaluation:
         outer = {index: self._grid_of(value, params) for index, value in enumerate(eqn.outputs)}
         as_codes: set[int] = set()
 
-        def step(carry: list[Any], xs: tuple[list[Any], Params]) -> tuple[list[Any], tuple[list[Any], Taps]]:
+        words = backward.words_of_iterations(eqn.params["length"])
+
+        def step(carry: list[Any], xs: tuple[list[Any], Params, Any]) -> tuple[list[Any], tuple[list[Any], Taps]]:
             given: list[Any] = [*inputs[:fixed]]
             for value, grid, x in zip(body.inputs[fixed:], grids[fixed:], [*carry, *xs[0]], strict=True):
                 given.append(x if grid is None else dataclasses.replace(grid.with_codes(x), dtype=value.dtype))
-            with recomputed() if timed else contextlib.nullcontext():
+            with recomputed() if timed else contextlib.nullcontext(), backward.with_words(xs[2]):
                 outputs, recorded = self._program(body, given, {**params, **each, **xs[1]}, known)
             for index, x in enumerate(outputs):
                 grid = grids[fixed + index] if index < carried else outer[index]
@@ -233,7 +239,7 @@ class Evaluation:
         final, (stacks, recorded) = lax.scan(
             body_step,
             varying_as(arrays[fixed : fixed + carried], kinds),
-            (arrays[fixed + carried :], stacked),
+            (arrays[fixed + carried :], stacked, words),
             length=eqn.params["length"],
             reverse=eqn.params["reverse"],
             unroll=eqn.params.get("unroll", 1),

@@ -4,6 +4,7 @@ An operation's training forward is a function of its equation and of arrays. Equ
 are first turned into a `Form`, which holds all that an operation may read of an equation and compares by content.
 """
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import jax
 from jax.core import Tracer
 
 from qjax.numerics.calls import traced_once
+from qjax.ops import backward
 from qjax.ops.base import Op
 from qjax.ops.recomputed import is_recomputed, recomputed
 from qjax.tracing.program import Composite, Equation, bind_equation, is_plain
@@ -59,16 +61,17 @@ def form_of(eqn: Equation) -> Form | None:
 
 def training(op: Op, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
     """`op.training(eqn, inputs)`; for an op with `traced_once`, as a call that equal equations share."""
+    step = backward.current()
+    how, words = (None, None) if step is None else (step.how, step.own)
     if op.traced_once and all(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)):
         form = form_of(eqn)
         if form is not None:
-            return _traced_once(op, form, is_recomputed(), list(inputs))
-    return op.training(eqn, inputs)
+            return _traced_once(op, form, is_recomputed(), how, list(inputs), words)
+    with backward.integer_backward(how, words):
+        return op.training(eqn, inputs)
 
 
-@traced_once(0, 1, 2)
-def _traced_once(op: Op, form: Form, again: bool, inputs: list[Any]) -> list[Any]:
-    if again:
-        with recomputed():
-            return op.training(form, inputs)
-    return op.training(form, inputs)
+@traced_once(0, 1, 2, 3)
+def _traced_once(op: Op, form: Form, again: bool, how: Any, inputs: list[Any], words: Any) -> list[Any]:
+    with backward.integer_backward(how, words), recomputed() if again else contextlib.nullcontext():
+        return op.training(form, inputs)

@@ -5,6 +5,7 @@ The steps of post-training, learned bits and bounds of accumulators lie in `qjax
 
 from typing import TYPE_CHECKING, Any
 
+from qjax.ops.backward import gradient_key
 from qjax.support import extensions
 from qjax.training.adam import optimizer
 from qjax.training.adapters import merge_adapters
@@ -103,6 +104,7 @@ __all__ = [
     "equalize",
     "freeze_base",
     "gptq",
+    "gradient_key",
     "merge_adapters",
     "optimizer",
     "output_ranges",
