@@ -7,7 +7,6 @@ on images moves the channels once (`Last`), and the following ones pass such an 
 the file. A transposition of the file between the two orders costs nothing then.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,23 +19,19 @@ from qjax.contrib.float_models.graph import (
     OPERATORS,
     Call,
     FloatGraph,
+    Last,
     Operator,
     clean_scope,
+    in_file_order,
     is_known,
     is_traced,
+    shape_of,
     to_first,
     to_last,
 )
 from qjax.support.errors import Unsupported
 
 _NARROW = {"int64": np.int32, "uint64": np.uint32}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Last:
-    """An image whose channels, axis 1 in the file, are the last axis of `array`."""
-
-    array: Any
 
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]
@@ -71,7 +66,7 @@ def evaluate(
     for node in graph.nodes:
         given = [known[name] if name else None for name in node.inputs]
         if record is not None:
-            record[node.outputs[0]] = tuple(_shape(value) for value in given)
+            record[node.outputs[0]] = tuple(shape_of(value) for value in given)
         with jax.named_scope(clean_scope(node.name)):
             call = Call(node, exported=(exported or {}).get(node.outputs[0], ()), training=updates is not None)
             found = apply(call, given)
@@ -86,22 +81,20 @@ def evaluate(
                 if not uses[name]:
                     known.pop(name, None)  # arrays of an eager call are freed as early as possible
     if record is not None:
-        record[""] = tuple(_shape(known[port.name]) for port in graph.outputs)
+        record[""] = tuple(shape_of(known[port.name]) for port in graph.outputs)
     return [device(in_file_order(known[port.name]), f"output {port.name!r}") for port in graph.outputs]
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of a value in the order of the file."""
-    if isinstance(value, Last):
-        first, *spatial, channels = value.array.shape
-        return (first, channels, *spatial)
-    return tuple(np.shape(value))
 
 
 def apply(call: Call, inputs: Sequence[Any]) -> Sequence[Any]:
     """The outputs of one node, for inputs that are arrays or `Last`."""
     node = call.node
     own = OPERATORS[node.op]
+    if own.on_last is not None and isinstance(inputs[0], Last):
+        kept = own.on_last(call, inputs[0], *inputs[1:])
+        if kept is not None:
+            return [kept]
+    # Other operators know images, but not images whose channels are split.
+    inputs = [in_file_order(value) if isinstance(value, Last) and value.parts else value for value in inputs]
     given = [
         _static(call, v) if v is not None and (i in own.static or -1 in own.static) else v for i, v in enumerate(inputs)
     ]
@@ -202,11 +195,6 @@ def _rank(value: Any) -> int:
     return value.array.ndim if isinstance(value, Last) else np.ndim(value)
 
 
-def in_file_order(value: Any) -> Any:
-    """A value with its axes as the file orders them."""
-    return to_first(value.array) if isinstance(value, Last) else value
-
-
 def device(value: Any, where: str) -> Any:
     """A value as JAX takes it: 64-bit integers become 32-bit ones if they fit.
 
@@ -214,7 +202,7 @@ def device(value: Any, where: str) -> Any:
       Unsupported: they do not fit; or float64, which JAX computes only with `jax_enable_x64`.
     """
     if isinstance(value, Last):
-        return Last(device(value.array, where))
+        return Last(device(value.array, where), value.parts)
     if not is_known(value) or jax.config.jax_enable_x64:
         return value
     name = value.dtype.name

@@ -71,7 +71,8 @@ class Operator:
 
     function: (call, *inputs) -> an array or a tuple of arrays. static: the inputs that must be known when the model is
     traced, because they decide shapes; -1 stands for all. layout: see `Layout`. weights: the inputs that are parameters
-    even if they hold one number. in_numpy: whether the function also takes NumPy arrays and `call.xp`.
+    even if they hold one number. in_numpy: whether the function also takes NumPy arrays and `call.xp`. on_last: for an
+    operator without a layout, (call, image, *inputs) -> the result, or None where the file's order is needed.
     """
 
     function: Callable[..., Any]
@@ -79,10 +80,14 @@ class Operator:
     layout: Layout = None
     weights: tuple[int, ...] = ()
     in_numpy: bool = False
+    on_last: Callable[..., Any] | None = None
 
 
 FREE_BATCH = "Export the model with a free batch: torch.onnx.export(..., dynamic_shapes=({0: Dim.DYNAMIC},))"
 """The cure for a file whose batch is a number."""
+
+MAX_ELEMENTS = 2**28
+"""The most elements of an array whose shape numbers of the file decide."""
 
 OPERATORS: dict[str, Operator] = {}
 """Name -> operator: those of ONNX as ONNX spells them ("Conv"), those of TFLite in capitals ("CONV_2D")."""
@@ -135,6 +140,12 @@ class Call:
         """An error about this node, to be raised."""
         return Unsupported(why, cure, what=self.node.title)
 
+    def sized(self, shape: Sequence[int]) -> list[int]:
+        """A shape that numbers of the file decide, unless it is larger than any model's."""
+        if math.prod(shape) > MAX_ELEMENTS or min(shape, default=0) < 0:
+            raise self.refuse(f"an array of shape {list(shape)}", "The file is damaged: export it again")
+        return list(shape)
+
     def axis(self, axis: int, rank: int) -> int:
         """An axis of the file as an axis of the array at hand."""
         if not -rank <= axis < rank:
@@ -183,6 +194,34 @@ def to_first(array: Any, xp: Any = jnp) -> Any:
     if array.shape[-1] == 1 or math.prod(array.shape[1:-1]) == 1:
         return xp.reshape(array, (array.shape[0], array.shape[-1], *array.shape[1:-1]))
     return xp.transpose(array, (0, rank - 1, *range(1, rank - 1)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Last:
+    """An image whose channels, axis 1 in the file, are the last axis of `array`.
+
+    parts: sizes of the axes into which the file has split axis 1, () if it is whole. Shuffling channels splits them,
+    swaps the parts and joins them again, for which the channels need not move to the front.
+    """
+
+    array: Any
+    parts: tuple[int, ...] = ()
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a value in the order of the file."""
+    if isinstance(value, Last):
+        first, *spatial, channels = value.array.shape
+        return (first, *(value.parts or (channels,)), *spatial)
+    return tuple(np.shape(value))
+
+
+def in_file_order(value: Any) -> Any:
+    """A value with its axes as the file orders them."""
+    if not isinstance(value, Last):
+        return value
+    y = to_first(value.array)
+    return jnp.reshape(y, shape_of(value)) if value.parts else y
 
 
 def clean_scope(name: str) -> str:

@@ -150,7 +150,9 @@ class _Reader:
         """The whole model."""
         model, outputs = self.model, [port.name for port in self.model.outputs]
         self.add(model.initializers, model.nodes)
-        nodes, parameters, constants, statistics = weights_of(needed(self.nodes, outputs), self.folding, outputs)
+        known = {*self.folding.constants, *(port.name for port in model.inputs)}
+        kept = needed(self.nodes, outputs, known)
+        nodes, parameters, constants, statistics = weights_of(kept, self.folding, outputs)
         ports = [tuple(map(_port, side)) for side in (model.inputs, model.outputs)]
         return FloatGraph("onnx", tuple(nodes), constants, parameters, ports[0], ports[1]), statistics
 

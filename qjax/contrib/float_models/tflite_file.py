@@ -95,7 +95,7 @@ def _graph(model: Model) -> FloatGraph:
     outputs = tuple(_port(model.tensors[index], names) for index in model.outputs)
     if not outputs:
         raise ReadError("the model has no outputs.")
-    kept = needed(kept, [port.name for port in outputs])
+    kept = needed(kept, [port.name for port in outputs], {*folding.constants, *(port.name for port in inputs)})
     kept, parameters, constants, _ = weights_of(kept, folding, [port.name for port in outputs])
     return FloatGraph("tflite", tuple(kept), constants, parameters, inputs, outputs)
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
 from qjax.contrib.float_models.evaluator import apply
 from qjax.contrib.float_models.graph import OPERATORS, Call, FloatGraph, Node
+from qjax.export.read_errors import ReadError
 
 _MOST_FOLDED = 2**26
 """The most elements of a constant that is computed from others while the file is read."""
@@ -67,8 +68,16 @@ def has_branches(node: Node) -> bool:
     return any(isinstance(value, FloatGraph) for value in node.attributes.values())
 
 
-def needed(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
-    """The nodes that the outputs need, in order."""
+def needed(nodes: Sequence[Node], outputs: Sequence[str], known: Container[str]) -> list[Node]:
+    """The nodes that the outputs need, in order; known: the names of inputs and constants.
+
+    Raises:
+      ReadError: nothing computes an output.
+    """
+    made = {name for node in nodes for name in node.outputs}
+    for name in outputs:
+        if name not in made and name not in known:
+            raise ReadError(f"no node computes the output {name[:80]!r}: the model is damaged.")
     wanted, kept = set(outputs), list[Node]()
     for node in reversed(nodes):
         if wanted & set(node.outputs):

@@ -65,6 +65,31 @@ def test_channels_move_once(opened):
     assert sum(eqn.primitive.name == "transpose" for eqn in equations) == 2
 
 
+def test_shuffled_channels_stay_last(opened):
+    """As in ShuffleNet: a reshape splits the channels, a transposition swaps the parts, a reshape joins them."""
+    n = Net()
+    n.node("Conv", "x", n.weight("a.weight", 6, 3, 1, 1), out="a")
+    n.node("Reshape", "a", n.constant("split", np.array([0, 2, 3, 8, 8])), out="b")
+    n.node("Transpose", "b", out="c", perm=[0, 2, 1, 3, 4])
+    n.node("Reshape", "c", n.constant("join", np.array([0, -1, 8, 8])), out="d")
+    n.node("Conv", "d", n.weight("e.weight", 4, 6, 1, 1), out="e")
+    n.node("Transpose", "e", out="y", perm=[0, 2, 3, 1])
+    proto, x = n.model({"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, ["y"]), images(2)
+    model = opened(proto)
+    np.testing.assert_allclose(model(x), runtime(proto, x)[0], 1e-5, 1e-6)
+    # One at the input, and one of the parts.
+    assert sum(eqn.primitive.name == "transpose" for eqn in jax.make_jaxpr(model)(x).eqns) == 2
+
+
+def test_split_channels_that_are_no_shuffle(opened):
+    n = Net()
+    n.node("Conv", "x", n.weight("a.weight", 6, 3, 1, 1), out="a")
+    n.node("Reshape", "a", n.constant("split", np.array([0, 2, 3, 8, 8])), out="b")
+    n.node("ReduceMax", "b", out="y", axes=[2], keepdims=0)
+    proto, x = n.model({"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}, ["y"]), images(2)
+    np.testing.assert_allclose(opened(proto)(x), runtime(proto, x)[0], 1e-5, 1e-6)
+
+
 def test_a_batch_that_the_file_fixes(opened):
     """A class token is repeated, and the sizes of reshapes follow the batch."""
     model, x = opened(attention(1)), np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
@@ -100,8 +125,12 @@ def test_statistics_move_in_training_only(opened):
 
 
 def test_it_trains(opened):
-    model, x = opened(cnn()), images(16)
-    wanted = np.random.default_rng(1).normal(size=(16, 10)).astype(np.float32)
+    n = Net()
+    n.node("Gemm", "x", n.weight("fc1.weight", 6, 4), n.weight("fc1.bias", 6), out="a", transB=1)
+    n.node("Relu", "a", out="b")
+    n.node("MatMul", "b", n.weight("fc2", 6, 3), out="y")
+    model = opened(n.model({"x": (TensorProto.FLOAT, ["n", 4])}, ["y"]))
+    x, wanted = (np.random.default_rng(i).normal(size=(16, size)).astype(np.float32) for i, size in ((1, 4), (2, 3)))
     qmodel = qjax.quantize(model, qjax.Recipe(), x)
     optimizer = nnx.Optimizer(qmodel, optax.sgd(1e-2), wrt=nnx.Param)
     losses = []

@@ -39,6 +39,7 @@ def _resize(call: Call, x: Any, *given: Any) -> Any:
     else:
         for a, factor in zip(chosen, np.reshape(scales, -1).tolist(), strict=True):
             wanted[a], factors[a] = math.floor(shape[a] * factor), factor
+    call.sized(wanted)
     crop = call.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     bounds = dict(zip(chosen, np.reshape(roi, (2, -1)).T.tolist(), strict=True)) if crop else {}
     for a in range(x.ndim):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.contrib.float_models.graph import Call, operator
+from qjax.contrib.float_models.graph import Call, Last, is_known, operator, shape_of
 
 
 def ints(values: Any) -> list[int]:
@@ -30,14 +30,46 @@ def _size(call: Call, x: Any) -> Any:
     return np.array(math.prod(x.shape), np.int64)
 
 
-@operator("Reshape", static=(1,), in_numpy=True)
-def _reshape(call: Call, x: Any, shape: Any = None) -> Any:
-    """-1 is what remains; 0 is the size that the input has at this place."""
+def _wanted(call: Call, own: Sequence[int], shape: Any) -> list[int]:
+    """The new shape of a reshape: -1 is what remains, 0 the size that the input has at this place."""
     wanted = ints(call.get("shape") if shape is None else shape)
     if not call.get("allowzero", 0):
-        before = call.exported[0] if call.exported else x.shape
+        before = call.exported[0] if call.exported else own
         wanted = [before[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return call.xp.reshape(x, scaled_for_batch(call, x.shape, wanted))
+    return scaled_for_batch(call, own, wanted)
+
+
+def _split_or_join(call: Call, x: Last, shape: Any = None) -> Last | None:
+    """A reshape that splits the channels of an image in two, or joins them again."""
+    own = shape_of(x)
+    if not is_known(shape) and shape is not None:
+        return None
+    wanted, spatial, channels = _wanted(call, own, shape), list(x.array.shape[1:-1]), x.array.shape[-1]
+    if -1 in wanted and 0 not in wanted:
+        rest = -math.prod(wanted)
+        wanted = [math.prod(own) // rest if n == -1 else n for n in wanted]
+    if wanted == [own[0], channels, *spatial]:
+        return Last(x.array)
+    if len(wanted) == len(spatial) + 3 and [wanted[0], *wanted[3:]] == [own[0], *spatial] and not x.parts:
+        parts = (wanted[1], wanted[2])
+        return Last(x.array, parts) if math.prod(parts) == channels else None
+    return None
+
+
+def _transpose_last(call: Call, x: Last) -> Any:
+    """A transposition of the two parts of the channels, or one that moves the channels to where they are kept."""
+    order = list(call.get("perm") or ())
+    if order == [0, *range(2, x.array.ndim), 1] and not x.parts:
+        return x.array
+    if order != [0, 2, 1, *range(3, x.array.ndim + 1)] or len(x.parts) != 2:
+        return None
+    split = jnp.reshape(x.array, (*x.array.shape[:-1], *x.parts))
+    return Last(jnp.reshape(jnp.swapaxes(split, -1, -2), x.array.shape), x.parts[::-1])
+
+
+@operator("Reshape", static=(1,), in_numpy=True, on_last=_split_or_join)
+def _reshape(call: Call, x: Any, shape: Any = None) -> Any:
+    return call.xp.reshape(x, _wanted(call, x.shape, shape))
 
 
 def scaled_for_batch(call: Call, shape: Sequence[int], wanted: list[int]) -> list[int]:
@@ -88,18 +120,23 @@ def _unsqueeze(call: Call, x: Any, axes: Any = None) -> Any:
     return call.xp.expand_dims(x, call.axes(axes, x.ndim + len(axes)))
 
 
-@operator("Transpose", in_numpy=True)
+@operator("Transpose", in_numpy=True, on_last=_transpose_last)
 def _transpose(call: Call, x: Any) -> Any:
+    """Moving the last axis to axis 1 costs nothing: the result is an image whose channels are the last axis."""
+    if call.xp is jnp and x.ndim > 2 and call.get("perm") == [0, x.ndim - 1, *range(1, x.ndim - 1)]:
+        call.last = True
+        return x
     return call.xp.transpose(x, call.get("perm"))
 
 
 @operator("Expand", static=(1,), in_numpy=True)
 def _expand(call: Call, x: Any, shape: Any) -> Any:
-    return call.xp.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(ints(shape))))
+    return call.xp.broadcast_to(x, call.sized(np.broadcast_shapes(x.shape, tuple(ints(shape)))))
 
 
 @operator("Tile", static=(1,), in_numpy=True)
 def _tile(call: Call, x: Any, repeats: Any) -> Any:
+    call.sized([n * m for n, m in zip(x.shape, ints(repeats), strict=True)])
     return call.xp.tile(x, ints(repeats))
 
 
@@ -257,7 +294,7 @@ def _constant(call: Call) -> Any:
 def _constant_of_shape(call: Call, shape: Any) -> Any:
     value = call.get("value")
     value = np.zeros(1, np.float32) if value is None else value
-    return np.full(ints(shape), value.reshape(()), value.dtype)
+    return np.full(call.sized(ints(shape)), value.reshape(()), value.dtype)
 
 
 @operator("EyeLike", in_numpy=True)
@@ -272,4 +309,5 @@ def _eye_like(call: Call, x: Any) -> Any:
 def _range_(call: Call, start: Any, limit: Any, delta: Any) -> Any:
     start, limit, delta = (np.reshape(v, ()) for v in (start, limit, delta))
     count = max(math.ceil((float(limit) - float(start)) / float(delta)), 0)
+    call.sized([count])
     return (start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype)

@@ -108,6 +108,7 @@ def _compress(call: Call, x: Any, condition: Any) -> Any:
 @operator("OneHot", static=(1,))
 def _one_hot(call: Call, indices: Any, depth: Any, values: Any) -> Any:
     depth = int(np.reshape(depth, ()))
+    call.sized([*indices.shape, depth])
     axis = call.get("axis", -1)
     axis = axis + indices.ndim + 1 if axis < 0 else axis
     if jnp.issubdtype(indices.dtype, jnp.floating):

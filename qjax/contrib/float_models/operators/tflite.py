@@ -476,7 +476,7 @@ def _one_hot(call: Call, indices: Any, depth: Any, on: Any, off: Any) -> Any:
 
 @tflite("FILL", static=(0,), in_numpy=True)
 def _fill(call: Call, shape: Any, value: Any) -> Any:
-    return call.xp.broadcast_to(call.xp.reshape(value, ()), ints(shape))
+    return call.xp.broadcast_to(call.xp.reshape(value, ()), call.sized(ints(shape)))
 
 
 @tflite("RANK", in_numpy=True)
