@@ -12,7 +12,6 @@ from flax import nnx
 
 from qjax.contrib.float_models.evaluator import Shapes, device, evaluate
 from qjax.contrib.float_models.graph import FREE_BATCH, FloatGraph, Port
-from qjax.contrib.importers.onnx.hints import Hints, annotated
 from qjax.export.integer_graph import IntegerGraph
 from qjax.layers.function import put
 from qjax.support.batches import brief
@@ -81,6 +80,8 @@ class FileModule(FileVariables):
             if name not in taken:
                 names[old] = name
                 taken.add(name)
+        from qjax.contrib.importers.onnx.hints import Hints, annotated  # loads the package onnx
+
         return IntegerGraph(annotated(ir, Hints(names=names)))
 
     @property
