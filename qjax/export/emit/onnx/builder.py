@@ -44,7 +44,7 @@ class Library:
         self.signed, self.for_runtime = signed, for_runtime
         self.functions: dict[str, onnx.FunctionProto] = {}
         self.bodies: dict[Any, Any] = {}
-        """What was written for a call, by the call's `equal_calls.key_of`."""
+        """What was written for a call, by the call's `nodes.key_of`."""
         self._by_body: dict[bytes, str] = {}
         self._names = Names()
 
