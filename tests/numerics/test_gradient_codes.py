@@ -12,7 +12,7 @@ import qjax
 from qjax.numerics import gradient_codes
 from qjax.numerics.gradient_codes import FRACTION, Gradients, encode, fold, hashed, key_words, random_bits
 
-WORDS = np.uint32([0x12345678, 0x9ABCDEF0])
+WORDS = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 NEAREST = Gradients(rounding="nearest")
 
 
@@ -74,7 +74,7 @@ def test_random_bits_depend_on_the_words_and_on_the_row_major_index_only() -> No
 
 @pytest.mark.parametrize("how", [NEAREST, Gradients(), Gradients(bits=16), Gradients(bits=5, rounding="nearest")])
 def test_loss_scaling_changes_the_scale_and_no_code(how: Gradients) -> None:
-    x, words = draw(4, 7), WORDS if how.stochastic else None
+    x, words = draw(4, 7), jnp.asarray(WORDS) if how.stochastic else None
     plain, scaled = (encode(jnp.asarray(v), (0, 1), how, words) for v in (x, np.ldexp(x, 12)))
     assert all(np.array_equal(a, b) for a, b in zip(plain.digits, scaled.digits, strict=True))
     assert np.array_equal(scaled.scale, np.ldexp(np.asarray(plain.scale), 12))
@@ -82,7 +82,7 @@ def test_loss_scaling_changes_the_scale_and_no_code(how: Gradients) -> None:
 
 def test_16_bits_are_two_bytes_of_one_code() -> None:
     how, x = Gradients(bits=16, rounding="nearest"), draw(40)
-    x[:2] = np.abs(x).max() * np.float32([1, -1])
+    x[:2] = np.abs(x).max() * np.array([1, -1], np.float32)
     coded = encode(jnp.asarray(x), (0,), how, None)
     high, low = (np.asarray(d).astype(np.int32) for d in coded.digits)
     assert np.array_equal(high * 256 + low, np.round(x * (np.float32(how.top) / np.abs(x).max())))

@@ -16,7 +16,7 @@ from qjax.ops.conv import Conv, halves_of
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NCHW = ("NCHW", "OIHW", "NCHW")
-WORDS = np.uint32([3, 5])
+WORDS = np.array([3, 5], np.uint32)
 DOTS: list[Any] = [
     ((6, 5), (5, 4), (((1,), (0,)), ((), ()))),
     ((4, 5), (2, 6, 5), (((1,), (2,)), ((), ()))),
@@ -89,6 +89,7 @@ def test_both_products_of_a_convolution_are_those_of_its_derivative(x: Any, w: A
         return lax.conv_general_dilated(x, w, **own)
 
     zeros = [jnp.zeros(shape, jnp.float32) for shape in (x, w)]
+    equation: Any
     (equation,) = (e for e in jax.make_jaxpr(product)(*zeros).eqns if e.primitive.name == "conv_general_dilated")
     check(product, (codes(rng, *x), codes(rng, *w)), halves_of(Conv().attributes(equation), x, w), rng, (9, 0))
 
@@ -177,6 +178,7 @@ def test_what_does_not_fit_is_refused() -> None:
         backward.pieces_of(half, (10**6, 8), (10**6, 6), long, 127 * 127)
     with pytest.raises(ValueError, match=r"at most 64, .*Use a longer block or a smaller batch"):
         backward.pieces_of(half, (100, 8), (100, 6), short, 127 * 127)
+    batch: Any
     (batch,) = jax.export.symbolic_shape("batch")
     with pytest.raises(ValueError, match=r"the length of a sum must be known.*Export the step with a fixed batch"):
         backward.pieces_of(half, (batch, 8), (batch, 6), Gradients(), 127 * 127)
