@@ -287,10 +287,13 @@ def rows(size: Size, kinds: tuple[str, ...] = KINDS, longer: bool = True) -> Ite
 
 
 def table(found: list[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| model | form | tokens | differ | by at most |", "| --- | --- | ---: | ---: | ---: |"]
-    lines += [
-        f"| {row.kind} | {row.form} | {row.tokens:,} | {row.differ:,} | {f'{row.most:.2g}' if row.differ else '0'} |"
-        for row in found
-    ]
+    """How many differ, and by how much at most, as a Markdown table: a row for each form, a column for each kind."""
+    kinds, forms = list(dict.fromkeys(row.kind for row in found)), dict.fromkeys(row.form for row in found)
+    cells = {(row.form, row.kind): row for row in found}
+    lines = ["| form | tokens | " + " | ".join(kinds) + " |", "| --- | ---: |" + " ---: |" * len(kinds)]
+    for form in forms:
+        own = [cells.get((form, kind)) for kind in kinds]
+        tokens = next(row.tokens for row in own if row is not None)
+        shown = ["" if r is None else f"{r.differ:,} ({r.most:.2g})" if r.differ else "0" for r in own]
+        lines.append(f"| {form} | {tokens:,} | {' | '.join(shown)} |")
     return "\n".join(lines)

@@ -50,8 +50,8 @@ _PARTS = 30
 def log_probs(logits: ArrayLike, tokens: ArrayLike, temperature: float = 1.0) -> jax.Array:
     """The logarithms of tokens' probabilities, softmax(logits / temperature)[token], in every program the same bits.
 
-    Eager, under jit, vmap, scan and remat, for every batch and mesh, on CPUs and GPUs. The gradient with respect to the
-    logits is that of log-softmax, `((i == token) - softmax_i) / temperature`, by a custom rule for reverse mode.
+    Eager, under jit, vmap, scan and remat, for every batch and mesh. The gradient with respect to the logits is that of
+    log-softmax, `((i == token) - softmax_i) / temperature`, by a custom rule for reverse mode.
 
     Args:
       logits: floats of at most 32 bits, [..., tokens of the vocabulary]; -inf is a token of probability 0.

@@ -65,7 +65,7 @@ def test_every_form_agrees_and_floats_do_not():
     assert len(rows) == 20
     assert not [row for row in rows if row.kind == "exact" and row.differ]
     assert sum(row.differ for row in rows if row.kind == "float32") > 0
-    assert proof.table(rows).count("\n") == len(rows) + 1
+    assert proof.table(rows).count("\n") == len({row.form for row in rows}) + 1
 
 
 @pytest.mark.slow
