@@ -158,7 +158,7 @@ FLOAT_MODEL = "expected a quantized model, got the float model Net. Quantize it 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "forward of exact without the model": (
-        lambda: qjax.exact(made()[1], X)(X),
+        lambda: qjax.exact(made()[1], X)(X),  # pyright: ignore[reportArgumentType]
         TypeError,
         r"exact: expected the quantized model as the forward's first argument, got float32\[16,6\]. Call forward",
     ),

@@ -23,7 +23,7 @@ SEEDS = {"few": range(10), "more": range(10, 60)}
 
 def text_of(sources: Source, functions: list[str]) -> str:
     return "\n\n".join(
-        ["#include <stdint.h>", *helper_texts(sources.helpers), *sources.texts, *sources.table_texts, *functions]
+        ["#include <stdint.h>", *helper_texts(sources.helpers, {}), *sources.texts, *sources.table_texts, *functions]
     )
 
 
