@@ -1,4 +1,4 @@
-"""`lax.dot_general`, `lax.conv_general_dilated` and `lax.ragged_dot`, with the precision of every product stated.
+"""`lax.dot_general`, `lax.conv_general_dilated` and their like, with the precision of every product stated.
 
 Without one, `jax_default_matmul_precision` applies. Some of its settings round the operands to bfloat16, which cannot
 represent codes of 12 bits or large integers. All of qjax therefore calls these functions, and a test checks it.
@@ -42,6 +42,11 @@ def convolution(a: jax.Array, b: jax.Array, kind: Any, **arguments: Any) -> jax.
 def ragged_dot(a: jax.Array, b: jax.Array, kind: Any, precision: Any, sizes: jax.Array) -> jax.Array:
     """`lax.ragged_dot` of (rows, k), whose rows are in groups of these sizes, with one matrix (k, n) for each group."""
     return lax.ragged_dot(a, b, sizes, preferred_element_type=kind, precision=_stated(a, b, precision))
+
+
+def einsum(equation: str, *arrays: jax.Array) -> jax.Array:
+    """`jnp.einsum` with `FULL`."""
+    return jnp.einsum(equation, *arrays, precision=FULL)
 
 
 def _stated(a: jax.Array, b: jax.Array, precision: Any) -> Any:

@@ -72,11 +72,11 @@ def test_what_is_wrong_with_the_call(refused, float_files):
     call = ("quantize", "small.onnx", "--data", "rows.npy", "--target")
     assert "expected a name that ends in .tflite, .onnx" in refused(*call, "tflite_micro", "-o", "model.bin")
     assert "create it first" in refused(*call, "tflite_micro", "-o", "none/model.tflite")
-    assert "'onnxruntime' is no runtime of .tflite files" in refused(*call, "onnxruntime", "-o", "model.tflite")
+    assert "'onnxruntime' is no runtime of .tflite files" in refused(*call, "onnxruntime", "-o", "refused.tflite")
     assert "no_such" in refused(*call, "no_such", "-o", "model.onnx")
     assert "got a quantized graph" in refused("quantize", "dense.qjax", *call[2:], "tosa", "-o", "x.qjax")
     assert "only .tflite files have signatures" in refused(*call, "tosa", "-o", "x.qjax", "--signature", "a")
-    assert not (float_files / "model.tflite").exists()
+    assert not (float_files / "refused.tflite").exists()
 
 
 def test_what_is_wrong_with_the_data(refused, float_files):

@@ -67,7 +67,7 @@ def test_settings_of_the_table_run(file: qjax.gguf.GGUFFile) -> None:
     pieces = np.random.default_rng(1).integers(0, VOCABULARY, (4, 8)).astype(np.int32)
     texts = pieces[:2], pieces[2:]
     recipes = pretrained.recipes(file, model)
-    assert len(recipes) == 12
+    assert len(recipes) == 13
     float_row = pretrained.Row("float")
     best = pretrained.measured(float_row, model, texts[0], np.zeros(0)).argmax(-1)
     row = pretrained.Row("the file's codes, int8 in blocks of 32", float_row.perplexity)

@@ -52,7 +52,7 @@ def _einsum(call: Call, *arrays: Any) -> Any:
     equation = call.get("equation").replace(" ", "")
     if any(letter not in string.ascii_letters + ",->." for letter in equation):
         raise call.refuse(f"the equation {equation[:80]!r}", "The file is damaged: export it again")
-    return jnp.einsum(equation, *arrays, precision=products.FULL)
+    return products.einsum(equation, *arrays)
 
 
 @operator("Det")
