@@ -104,6 +104,7 @@ def command(
                 write_report(qmodel, batches, report, title=os.path.basename(model), source=False)
             write(module.with_file_names(graph), chosen, output)
     said = list(dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, UserWarning)))
+    said += _warnings_of_noise(rows, activation_bits)
     steps = qmodel.post_training_report
     document: dict[str, Any] = {
         "model": model,
@@ -124,6 +125,21 @@ def command(
         click.echo(json.dumps(document, indent=1, ensure_ascii=False))
     else:
         _show(document, None if steps is None else str(steps))
+
+
+def _warnings_of_noise(rows: list[dict[str, Any]], bits: int) -> list[str]:
+    """A warning for each output that hardly resembles the float model's."""
+    from qjax.calibration import noise
+    from qjax.numerics.qspec import QSpec
+
+    least = noise.least(QSpec(bits=bits))
+    found = [row for row in rows if not row["equal"] and row["sqnr_db"] is not None and row["sqnr_db"] < least]
+    return [
+        f"output {row['name']!r} keeps {row['sqnr_db']:.1f} dB of the float model's; expected at least {least:.0f} dB. "
+        "Use more --bits, --activation-bits or --effort, or data like those that the model was trained on. The "
+        "--report shows which tensor loses most."
+        for row in found
+    ]
 
 
 def _show(document: dict[str, Any], steps: str | None) -> None:

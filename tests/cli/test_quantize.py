@@ -68,6 +68,20 @@ def test_the_result_as_json(qjax, float_files):
     assert library.load(float_files / "small.qjax").target == "onnxruntime"
 
 
+def test_a_result_that_hardly_resembles_the_model_is_named(qjax, float_files):
+    """The weights of an input that is nearly 0 are large, so 2 bits round all others to 0."""
+    model = small()
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "first.weight")
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[:, 0] = 50
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, "first.weight"))
+    onnx.save(model, float_files / "uneven.onnx")
+    np.save(float_files / "uneven.npy", rows() * np.array([1e-4, 1, 1, 1], np.float32))
+    call = ("quantize", "uneven.onnx", "--data", "uneven.npy", "--target", "nearest_even", "--effort", "none")
+    assert "'hidden' keeps " in qjax(*call, "--bits", "2", "-o", "coarse.qjax").stderr
+    assert "dB of the float" not in qjax(*call, "--bits", "16", "-o", "fine.qjax").stderr
+
+
 def test_what_is_wrong_with_the_call(refused, float_files):
     call = ("quantize", "small.onnx", "--data", "rows.npy", "--target")
     assert "expected a name that ends in .tflite, .onnx" in refused(*call, "tflite_micro", "-o", "model.bin")
