@@ -133,9 +133,11 @@ def _warnings_of_noise(rows: list[dict[str, Any]], bits: int) -> list[str]:
     from qjax.numerics.qspec import QSpec
 
     least = noise.least(QSpec(bits=bits))
-    found = [row for row in rows if not row["equal"] and row["sqnr_db"] is not None and row["sqnr_db"] < least]
+    # no ratio: the float output is 0 everywhere, or one of both is not finite
+    found = [row for row in rows if not row["equal"] and (row["sqnr_db"] is None or row["sqnr_db"] < least)]
     return [
-        f"output {row['name']!r} keeps {row['sqnr_db']:.1f} dB of the float model's; expected at least {least:.0f} dB. "
+        f"output {row['name']!r} keeps {_decibels(row['sqnr_db'])} dB of the float model's; expected at least "
+        f"{least:.0f} dB. "
         "Use more --bits, --activation-bits or --effort, or data like those that the model was trained on. The "
         "--report shows which tensor loses most."
         for row in found

@@ -125,7 +125,7 @@ def compare(module: Any, graph: IntegerGraph, batches: Batches) -> list[dict[str
         rows.append(
             {
                 "name": name,
-                "sqnr_db": 10 * math.log10(signal / noise) if noise and signal else None,
+                "sqnr_db": 10 * math.log10(signal / noise) if signal and 0 < noise < math.inf else None,
                 "equal": noise == 0,
                 "max_error": max(float(np.abs(error).max()) for error in errors),
                 "same_class": None if same is None else float(same),
