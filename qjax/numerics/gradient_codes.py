@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics.qspec import known_fields
+from qjax.numerics.rounding import round_float
 from qjax.support.names import did_you_mean
 
 Rounding = Literal["stochastic", "nearest"]
@@ -134,7 +135,7 @@ def round_codes(x: jax.Array, inverse: jax.Array, top: int, words: jax.Array | N
     fine = x * jnp.broadcast_to(inverse * np.float32(2**bits), x.shape)
     # the product may exceed the range by its rounding error
     bound = np.float32(top * 2**bits)
-    fixed = jnp.round(jnp.clip(fine, -bound, bound)).astype(jnp.int32)
+    fixed = round_float(jnp.clip(fine, -bound, bound), "nearest_even").astype(jnp.int32)
     if words is None:
         return fixed
     return (fixed + random_bits(words, x.shape).astype(jnp.int32)) >> FRACTION

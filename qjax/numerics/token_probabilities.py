@@ -30,6 +30,7 @@ from qjax.numerics.division import divide_to_even
 from qjax.numerics.integer_logsumexp import LOG_BITS, logarithm, logarithms
 from qjax.numerics.integer_softmax import exponentials, leading, looked_up
 from qjax.numerics.meshes import WHOLE, automatic, explicit_mesh, typed, untyped
+from qjax.numerics.rounding import round_float
 from qjax.numerics.unfused import unfused
 
 _STEP = 24
@@ -215,7 +216,8 @@ def _weights(logits: jax.Array, greatest: jax.Array, inverse: float) -> jax.Arra
     """
     table = exponentials(np.float32(2.0**-_ENTRY), int(_BELOW) << _ENTRY)
     distance = unfused((greatest - unfused(logits)) * np.float32(inverse))
-    steps = jnp.round(jnp.minimum(distance, np.float32(_BELOW)) * np.float32(2.0**_STEP)).astype(jnp.int32)
+    fine = jnp.minimum(distance, np.float32(_BELOW)) * np.float32(2.0**_STEP)
+    steps = round_float(fine, "nearest_even").astype(jnp.int32)
     entry = looked_up(jnp, jnp.asarray(table), steps >> np.int32(_STEP - _ENTRY))
     rest = steps & np.int32((1 << (_STEP - _ENTRY)) - 1)
     lost = (rest << np.int32(6)) - ((rest * rest + np.int32(1 << 18)) >> np.int32(19))
